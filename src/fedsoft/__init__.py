@@ -1,0 +1,73 @@
+"""Soft clustered federated learning.
+
+    import fedsoft as fs
+
+    fed = fs.datasets.synthetic(partition="10:90", seed=0)
+    run = fs.fit(fs.FedSoft(S=2, K=60, lam=1.0), fed, model=fs.models.linear(), rounds=50, seed=0)
+    run.centers, run.personal(0), run.weights, run.history, run.scores()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsoft import algorithms, datasets, models, partitions, solvers
+    from fedsoft.algorithms.fedsoft import FedSoft
+    from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
+    from fedsoft.federation import Federation
+    from fedsoft.runs import load
+    from fedsoft.solvers.adam import Adam
+    from fedsoft.solvers.exact import Exact
+    from fedsoft.solvers.sgd import SGD
+    from fedsoft.training import Run, fit
+
+__version__ = "0.1.0"
+
+# Loaded when first used: `fedsoft --help` should not wait for torch.
+_PACKAGES = ("algorithms", "datasets", "models", "partitions", "solvers")
+_HOME = {
+    "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
+    "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
+}  # fmt: skip
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "DivergedError",
+    "Exact",
+    "FedSoft",
+    "FedsoftError",
+    "Federation",
+    "InputError",
+    "Run",
+    "StoreError",
+    "algorithms",
+    "datasets",
+    "fit",
+    "load",
+    "models",
+    "partitions",
+    "solvers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        found: Any = importlib.import_module(f"fedsoft.{name}")
+    elif name in _HOME:
+        found = getattr(importlib.import_module(f"fedsoft.{_HOME[name]}"), name)
+    else:  # every algorithm and solver that there is, by its class name
+        for package in ("algorithms", "solvers"):
+            found = vars(importlib.import_module(f"fedsoft.{package}")).get(name)
+            if isinstance(found, type):
+                break
+        else:
+            raise AttributeError(f"module 'fedsoft' has no attribute '{name}'")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,78 @@
+"""The points of many clients in two tensors.
+
+All points lie in one pool, client after client; a client is a start and a size. Nothing is padded in storage, so one
+large client among many small ones costs nothing, and `take` copies no data. Padding appears only in the batches that
+are gathered from here (see `local`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The points of `n` clients, ragged.
+
+    Arguments:
+        x: inputs of all points, `[points, ...]`.
+        y: targets of all points, `[points]` or `[points, outputs]`.
+        starts: where each client's points begin in the pool, `[n]`.
+        sizes: how many points each client has (the paper's n_k), `[n]`.
+    """
+
+    x: Tensor
+    y: Tensor
+    starts: Tensor
+    sizes: Tensor
+
+    @staticmethod
+    def concat(clients: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
+        """Lay the clients' tensors one after the other."""
+        sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
+        starts = torch.cumsum(sizes, 0) - sizes
+        return ClientData(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), starts, sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, ids: np.ndarray | Sequence[int]) -> ClientData:
+        """Some of the clients, in the order of `ids`. No point is copied."""
+        index = torch.as_tensor(np.asarray(ids, dtype=np.int64), device=self.starts.device)
+        return replace(self, starts=self.starts[index], sizes=self.sizes[index])
+
+    def client(self, k: int) -> tuple[Tensor, Tensor]:
+        """The points of client k."""
+        begin, size = int(self.starts[k]), int(self.sizes[k])
+        return self.x[begin : begin + size], self.y[begin : begin + size]
+
+    @cached_property
+    def points(self) -> Tensor:
+        """The place in the pool of every point of these clients, client after client."""
+        offset = torch.cumsum(self.sizes, 0) - self.sizes
+        along = torch.arange(int(self.sizes.sum()), device=self.sizes.device)
+        return along + torch.repeat_interleave(self.starts - offset, self.sizes)
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """The row of the client that each of `points` belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
+
+    def mean_by_client(self, values: Tensor) -> Tensor:
+        """The mean over each client's points of `values[points, ...]`; NaN for a client without points."""
+        total = values.new_zeros((len(self), *values.shape[1:])).index_add_(0, self.owners, values)
+        return total / self.sizes.view(-1, *[1] * (values.ndim - 1))
+
+    def to(self, device: str | torch.device, dtype: torch.dtype) -> ClientData:
+        """The same points on a device, with floating-point inputs and targets in `dtype`."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+        return ClientData(move(self.x), move(self.y), self.starts.to(device), self.sizes.to(device))

@@ -1,0 +1,172 @@
+"""What an algorithm is: a straight-line program that asks clients to do jobs.
+
+An algorithm never holds clients. It calls `ask(job, ids, ...)`; where the clients live is the business of the transport
+behind it (rows of a stack in this process, other processes, other machines). A job runs at the clients' side on a
+`Site`, which holds their own training points and nothing else: no sources, no mixtures, no test data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.clientdata import ClientData
+from fedsoft.local import Moments, Problem, Prox, Solver, Work, losses_of_all, own_outputs
+from fedsoft.model import Model
+from fedsoft.seeds import generator
+
+State = dict[str, Tensor]
+"""What the server knows between rounds. `centers[S, P]` always, `u[N, S]` where the algorithm estimates mixtures."""
+
+Memory = dict[str, Tensor]
+"""What clients keep for themselves between rounds, one row each. Never leaves them except in a reply."""
+
+Reply = dict[str, Tensor]
+"""What clients send back from a job, one row each."""
+
+Ids = np.ndarray
+"""Row numbers of clients, ascending."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The replies of those clients that answered, one row for each of `ids`."""
+
+    ids: Ids
+    values: Reply
+
+    def rows(self, name: str, like: Tensor) -> Tensor:
+        """The replies under `name`; when nobody answered, no rows in the form of those of `like`."""
+        return self.values[name] if len(self.ids) else like[:0]
+
+    def update(self, name: str, old: Tensor) -> Tensor:
+        """A copy of `old[N, ...]` with the rows of those who answered replaced."""
+        return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), self.rows(name, like=old))
+
+
+class Ask(Protocol):
+    """The algorithm's only way to its clients."""
+
+    sizes: Tensor  # [N]: n_k, which clients tell when they enrol
+
+    def __call__(self, job: str, ids: Ids, **shared: Tensor) -> Answer:
+        """Send `shared` to the clients `ids`, have each do the job, return the replies of those that answered."""
+        ...
+
+    @property
+    def everyone(self) -> Ids:
+        """All clients."""
+        ...
+
+    def generator(self, *labels: str | int) -> np.random.Generator:
+        """A generator of this run and round, for draws of the server."""
+        ...
+
+    def generators(self, *labels: str | int) -> list[np.random.Generator]:
+        """One generator of this run and round for each client, for draws of the server about clients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a job sees: m clients with their own points, and the tools to work on them."""
+
+    model: Model
+    data: ClientData
+    solver: Solver
+    names: Sequence[str]
+    seed: int
+    t: int
+    work: Work = field(kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def generators(self, *labels: str | int) -> list[np.random.Generator]:
+        """One generator for each client, of this round and these labels."""
+        return [generator(self.seed, *labels, self.t, name) for name in self.names]
+
+    def solve(
+        self,
+        w: Tensor,
+        moments: Moments | None = None,
+        *,
+        prox: Prox | None = None,
+        point_weights: Tensor | None = None,
+        label: str = "batches",
+    ) -> tuple[Tensor, Moments]:
+        """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
+        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label))
+        moments = self.solver.moments(w) if moments is None else moments
+        solved, moments, gradients = self.solver.solve(problem, w, moments)
+        self.work.gradients.add_(gradients.cpu())
+        return solved, moments
+
+    def losses(self, centers: Tensor) -> Tensor:
+        """The loss of every point under every center, `[points, S]`."""
+        self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
+        return losses_of_all(self.model, self.data, centers)
+
+    def predictions(self, w: Tensor) -> Tensor:
+        """What each client's own model predicts for each of its points."""
+        self.work.evaluations.add_(self.data.sizes.cpu())
+        return self.model.predict(own_outputs(self.model, self.data, w))
+
+    def draw(self, *labels: str | int) -> Tensor:
+        """First values for a model, the same at every site of the run, `[P]`."""
+        return self.model.draw(generator(self.seed, *labels)).to(self.data.x.device, self.data.x.dtype)
+
+
+Job = Callable[[Any, Site, Memory, Reply], tuple[Memory, Reply]]
+J = TypeVar("J", bound=Callable[..., tuple[Memory, Reply]])
+
+
+def job(function: J) -> J:
+    """Mark a method as a job: `(self, site, mine, shared) -> (mine, reply)`, over a stack of m >= 1 clients."""
+    function.__dict__["is_job"] = True
+    return function
+
+
+def is_job(algorithm: Algorithm, name: str) -> bool:
+    """Only methods that were marked can be asked for."""
+    return getattr(getattr(type(algorithm), name, None), "is_job", False)
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """The contract: settings (a frozen dataclass) and five functions. Jobs are further methods marked with `@job`."""
+
+    def check(self, clients: int) -> None:
+        """Complain about settings that do not fit this many clients."""
+        ...
+
+    def init(self, site: Site, clients: int) -> State:
+        """The server's first state. The site has no clients; it is there for the model and the draws."""
+        ...
+
+    def enrol(self, site: Site) -> Memory:
+        """The clients' first memory."""
+        ...
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """One communication round; also what is worth logging about it."""
+        ...
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The clients' personal predictions for the points of the site (values or probabilities)."""
+        ...
+
+
+def prefixed(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Entries under a common prefix, to keep an optimiser's memory beside other things."""
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def under(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries that `prefixed` put under the prefix."""
+    return {name.removeprefix(f"{prefix}."): v for name, v in values.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,34 @@
+"""The one kind of error that a user can cause, and the words to say it with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedsoftError(Exception):
+    """Something the user can put right. Its text is one sentence; the command line prints it and exits with 2."""
+
+
+class InputError(FedsoftError, ValueError):
+    """A value that cannot be used: names the field, the value and what is allowed."""
+
+
+class StoreError(FedsoftError, OSError):
+    """A run folder that cannot be read or written."""
+
+
+class DivergedError(FedsoftError, ArithmeticError):
+    """A client answered with numbers that are not finite."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """An error for a name that does not exist, with the nearest one that does.
+
+    >>> print(unknown("model", "liner", ["linear", "mlp"]))
+    unknown model 'liner': did you mean 'linear'? (known: linear, mlp)
+    """
+    options = sorted(known)
+    near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return InputError(f"unknown {kind} '{name}': {hint}(known: {', '.join(options) or 'none'})")

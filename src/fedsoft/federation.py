@@ -1,0 +1,162 @@
+"""A federation: the clients' data, and beside it the truth that only scoring may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.clientdata import ClientData
+from fedsoft.errors import InputError
+from fedsoft.seeds import generator
+
+Task = Literal["regression", "classification"]
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What a model must know of the data: the task, the shape of one input, and the number of outputs or classes."""
+
+    task: Task
+    input: tuple[int, ...]
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known about a federation because it was made: never shown to an algorithm.
+
+    Arguments:
+        mixture: the mixture that each client was drawn with, `[N, sources]`.
+        train_sources, held_out_sources: the source of each point, in the order of the pools.
+        tests: one test set (x, y) for each source.
+        names: the names of the sources.
+        noise_floor: the error that no model can beat, where it is known.
+    """
+
+    mixture: Tensor
+    train_sources: Tensor
+    held_out_sources: Tensor
+    tests: tuple[tuple[Tensor, Tensor], ...]
+    names: tuple[str, ...]
+    noise_floor: float | None = None
+
+    def fractions(self, train: ClientData) -> Tensor:
+        """The share of each source among each client's training points: what u_ks estimates, `[N, sources]`."""
+        one_hot = torch.nn.functional.one_hot(self.train_sources, len(self.names)).double()
+        return train.mean_by_client(one_hot)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with training points and held-out points of their own, and the truth where it is known."""
+
+    train: ClientData
+    held_out: ClientData
+    names: tuple[str, ...]
+    shape: DataShape
+    truth: Truth | None = None
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @staticmethod
+    def from_clients(
+        clients: Sequence[tuple[Any, Any]],
+        *,
+        names: Sequence[str] | None = None,
+        held_out: float = 0.2,
+        task: Task | Literal["auto"] = "auto",
+        classes: int | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Make a federation from your own data.
+
+        Arguments:
+            clients: one (x, y) per client, arrays or tensors of any number of points. Integer y means classification.
+            names: a name for each client; its draws depend on it, so keep it when you re-order clients.
+            held_out: the share of each client's points that is kept for scoring its personal model.
+            task: what y is, when its type does not tell.
+            classes: the number of classes, when the largest label does not tell.
+            seed: decides which points are held out.
+        """
+        if not 0 <= held_out < 1:
+            raise InputError(f"held_out = {held_out} is not allowed: should be at least 0 and below 1")
+        names = tuple(map(str, names)) if names is not None else tuple(map(str, range(len(clients))))
+        if len(names) != len(clients) or len(set(names)) != len(names):
+            raise InputError(f"names: {len(set(names))} different names for {len(clients)} clients, need one for each")
+        if not clients:
+            raise InputError("clients: the list is empty, a federation needs at least one client")
+        pairs = [_tensors(name, x, y) for name, (x, y) in zip(names, clients, strict=True)]
+        task, pairs = _task(task, pairs)
+        shape = _shape(task, names, pairs, classes)
+        train, held = [], []
+        for name, (x, y) in zip(names, pairs, strict=True):
+            order = torch.from_numpy(generator(seed, "held-out", name).permutation(len(y)))
+            cut = int(len(y) * held_out)
+            held.append((x[order[:cut].sort().values], y[order[:cut].sort().values]))
+            train.append((x[order[cut:].sort().values], y[order[cut:].sort().values]))
+        return Federation(ClientData.concat(train), ClientData.concat(held), names, shape)
+
+
+def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """One client's points as tensors, checked."""
+    pair = []
+    for part, value in (("x", x), ("y", y)):
+        try:
+            tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"client '{name}': {part} is not an array of numbers ({error})") from None
+        if tensor.is_complex():
+            raise InputError(f"client '{name}': {part} holds complex numbers, only real ones are allowed")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"client '{name}': {part} holds NaN or infinite values, clean or drop those points")
+        pair.append(tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool) else tensor)
+    x, y = pair
+    if x.ndim < 2 or len(x) != len(y):
+        raise InputError(
+            f"client '{name}': x has shape {list(x.shape)} and y {list(y.shape)}, "
+            "should be x[points, features...] and y[points]"
+        )
+    if len(y) == 0:
+        raise InputError(f"client '{name}' has no points, leave it out")
+    return (x if x.is_floating_point() else x.float()), y
+
+
+def _task(
+    task: Task | Literal["auto"], pairs: list[tuple[Tensor, Tensor]]
+) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
+    """Decide between regression and classification, and bring the targets into its type."""
+    if task == "auto":
+        task = "regression" if any(y.is_floating_point() for _, y in pairs) else "classification"
+    if task == "regression":
+        return task, [(x, y if y.is_floating_point() else y.float()) for x, y in pairs]
+    if any(y.is_floating_point() and bool((y != y.round()).any()) for _, y in pairs):
+        raise InputError("task = 'classification' needs whole numbers as labels, some are not")
+    return task, [(x, y.long()) for x, y in pairs]
+
+
+def _shape(task: Task, names: tuple[str, ...], pairs: list[tuple[Tensor, Tensor]], classes: int | None) -> DataShape:
+    """The shape that all clients share, or a sentence about the first that differs."""
+    first_x, first_y = pairs[0]
+    for name, (x, y) in zip(names, pairs, strict=True):
+        if x.shape[1:] != first_x.shape[1:] or y.shape[1:] != first_y.shape[1:]:
+            raise InputError(
+                f"client '{name}': a point is x{list(x.shape[1:])}, y{list(y.shape[1:])}, "
+                f"but that of client '{names[0]}' is x{list(first_x.shape[1:])}, y{list(first_y.shape[1:])}"
+            )
+    if task == "regression":
+        return DataShape(task, tuple(first_x.shape[1:]), int(np.prod(first_y.shape[1:], dtype=int)))
+    if first_y.ndim != 1:
+        raise InputError(f"y has shape [points, {first_y.shape[1:]}], class labels should be one number per point")
+    largest = max(int(y.max()) for _, y in pairs)
+    classes = classes if classes is not None else largest + 1
+    for name, (_, y) in zip(names, pairs, strict=True):
+        if int(y.min()) < 0 or int(y.max()) >= classes:
+            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise InputError(f"client '{name}': label {bad} is out of range, should be 0 to {classes - 1}")
+    return DataShape(task, tuple(first_x.shape[1:]), classes)

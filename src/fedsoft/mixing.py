@@ -1,0 +1,64 @@
+"""From losses to importance weights, from weights to selected clients, from client models to centers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.clientdata import ClientData
+
+
+def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor:
+    """u_ks = max(n_ks / n_k, sigma), n_ks the points of client k whose smallest loss is that of center s.
+
+    Every POINT votes on its own, from `losses[points, S]`. Rows may sum to slightly more than 1, as in the paper.
+    """
+    votes = torch.nn.functional.one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
+    return data.mean_by_client(votes).clamp(min=sigma)
+
+
+def aggregation_weights(u: Tensor, n: Tensor) -> Tensor:
+    """v_sk = u_ks n_k / sum_k' u_k's n_k', eq. (5), over all clients; `[S, N]`. Uniform for a center nobody uses."""
+    share = (u.double() * n.double()[:, None]).T
+    total = share.sum(1, keepdim=True)
+    return torch.where(total > 0, share / total, 1 / len(n))
+
+
+def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, replacement: bool) -> Tensor:
+    """Draw K clients for each center with probabilities `v[S, N]`; how often each was drawn, `[S, N]`.
+
+    Clients race: client k rings at the times of a Poisson process of rate v_sk, drawn from its own generator. The first
+    K rings are K independent draws from v (with replacement). The first K clients to ring at all are K successive draws
+    without replacement. So the outcome does not depend on the order of clients. A client of weight 0 never rings, and
+    without replacement fewer than K are drawn when fewer have weight.
+    """
+    rates = v.numpy()
+    centers, clients = rates.shape
+
+    def rings(count: int) -> np.ndarray:  # the next `count` gaps of every race, [count, S, N]
+        return np.stack([g.standard_exponential((count, centers)) for g in generators], axis=2)
+
+    with np.errstate(divide="ignore"):
+        times = np.cumsum(rings(int(2 * K * rates.max()) + 20 if replacement else 1), axis=0) / rates
+        # With replacement nobody's next ring may come before the K-th of all.
+        while replacement and any(np.partition(times[:, s], K - 1, None)[K - 1] > times[-1, s].min() for s in range(centers)):
+            times = np.concatenate([times, times[-1] + np.cumsum(rings(len(times)), axis=0) / rates])
+    drawn = np.zeros((centers, clients))
+    for s in range(centers):
+        first = np.argsort(times[:, s], axis=None, kind="stable")[:K]
+        first = first[np.isfinite(times[:, s].ravel()[first])]
+        np.add.at(drawn[s], first % clients, 1)
+    return torch.from_numpy(drawn)
+
+
+def average(w: Tensor, weights: Tensor, old: Tensor) -> Tensor:
+    """Centers as weighted means of client models: `w[m, P]` of those who answered, their `weights[S, m]`.
+
+    Divides by the weight of those who answered. A center without any keeps its `old[S, P]` value.
+    """
+    total = weights.sum(1, keepdim=True)
+    mean = (weights / total.clamp(min=torch.finfo(torch.float64).tiny)).to(w.dtype) @ w
+    return torch.where(total > 0, mean, old)

@@ -1,0 +1,47 @@
+"""A multi-layer perceptron, batched by hand over clients."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import checked
+from fedsoft.federation import DataShape
+from fedsoft.model import Builder, Layout, Model, Params, goal, xavier_normal
+
+__all__ = ["mlp"]
+
+
+@checked
+def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
+    """Fully connected layers with ReLU between them.
+
+    Arguments:
+        hidden: the width of each hidden layer, `[64]` unless told.
+    """
+    widths = [64] if hidden is None else hidden
+
+    def build(shape: DataShape) -> Model:
+        sides = [math.prod(shape.input), *widths, shape.outputs]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, (before, after) in enumerate(pairwise(sides)):
+            shapes |= {f"{i}.weight": (after, before), f"{i}.bias": (after,)}
+        layout, last = Layout(shapes), len(sides) - 2
+        single = shape.task == "regression" and shape.outputs == 1
+
+        def forward(params: Params, x: Tensor) -> Tensor:
+            h = x.flatten(2)
+            for i in range(last + 1):
+                h = torch.baddbmm(params[f"{i}.bias"].unsqueeze(1), h, params[f"{i}.weight"].transpose(1, 2))
+                h = h.relu() if i < last else h
+            return h.squeeze(2) if single else h
+
+        aim = goal(shape.task)
+        return Model(layout, xavier_normal(layout), forward, aim.loss, aim.predict, aim.metric)
+
+    return build

@@ -1,0 +1,22 @@
+"""How sources are mixed at clients, and how a mixture becomes whole numbers of points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+Partition = Callable[[int, int, np.random.Generator], np.ndarray]
+"""(clients N, sources S, generator) to the true mixture `[N, S]`, rows summing to 1."""
+
+
+def apportion(mixture: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Whole numbers of points `[N, S]` with row sums `sizes[N]`, as close to the mixture as possible.
+
+    The largest remainders are rounded up, so each entry is within 1 of its exact share.
+    """
+    exact = mixture * sizes[:, None]
+    counts = np.floor(exact).astype(np.int64)
+    missing = sizes - counts.sum(axis=1)
+    rank = np.argsort(np.argsort(-(exact - counts), axis=1, kind="stable"), axis=1)
+    return counts + (rank < missing[:, None])

@@ -1,0 +1,89 @@
+"""Algorithms, models, data sets, partitions and solvers by name. A new one is one new file: nothing is registered.
+
+A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`. Besides, `package.module:name` names anything
+that can be imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from fedsoft.errors import InputError, unknown
+from fedsoft.partition import Partition
+
+KINDS = ("algorithms", "datasets", "partitions", "models", "solvers")
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind, without importing anything."""
+    folder = Path(__file__).parent / kind
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """The class or function behind a name."""
+    module, _, attribute = name.partition(":")
+    try:
+        if attribute:
+            return getattr(importlib.import_module(module), attribute)
+        if name not in names(kind):
+            raise unknown(kind.removesuffix("s"), name, names(kind))
+        found = importlib.import_module(f"fedsoft.{kind}.{name}")
+        return getattr(found, found.__all__[0])
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{kind.removesuffix('s')} '{name}' cannot be imported: {error}") from None
+
+
+def load(package: str) -> dict[str, Any]:
+    """Everything that a package of plugins offers, by name: that of the file, and its own where that differs."""
+    kind = package.rpartition(".")[2]
+    found = {name: find(kind, name) for name in names(kind)}
+    return found | {thing.__name__: thing for thing in found.values()}
+
+
+def missing(package: str, name: str) -> AttributeError:
+    """The error for a name that a package of plugins does not offer."""
+    kind = package.rpartition(".")[2]
+    return AttributeError(f"module '{package}': {unknown(kind.removesuffix('s'), name, names(kind))}")
+
+
+def build(kind: str, name: str, settings: dict[str, Any]) -> Any:
+    """Make the thing, with its settings checked against its signature."""
+    made = find(kind, name)
+    known = list(inspect.signature(made).parameters)
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of {name}", key, known)
+    return made(**settings)
+
+
+def parse_partition(text: str) -> tuple[str, dict[str, Any]]:
+    """The short form of a partition as name and settings: `10:90`, `dirichlet(0.5)`, `linear`.
+
+    >>> parse_partition("30:70")
+    ('ratio', {'a': '30', 'b': '70'})
+    """
+    if pair := re.fullmatch(r"\s*([\d.]+)\s*:\s*([\d.]+)\s*", text):
+        return "ratio", {"a": pair[1], "b": pair[2]}
+    if call := re.fullmatch(r"\s*(\w+)\s*\(\s*([^()]*?)\s*\)\s*", text):
+        name, values = call[1], [value for value in re.split(r"\s*,\s*", call[2]) if value]
+        keys = list(inspect.signature(find("partitions", name)).parameters)
+        if len(values) > len(keys):
+            raise InputError(f"partition '{text}' has {len(values)} values, '{name}' takes {len(keys)}")
+        return name, dict(zip(keys, values, strict=False))
+    if text not in names("partitions") and ":" not in text:
+        raise unknown("partition", text, ["a:b", "dirichlet(alpha)", *names("partitions")])
+    return text, {}
+
+
+def as_partition(partition: str | Partition) -> Partition:
+    """A partition from its short form; a function is one already."""
+    if not isinstance(partition, str):
+        return partition
+    name, settings = parse_partition(partition)
+    return cast(Partition, build("partitions", name, settings))

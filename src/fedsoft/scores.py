@@ -1,0 +1,180 @@
+"""Scoring, in one place for all algorithms. The only part that may look at the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedsoft.clientdata import ClientData
+from fedsoft.federation import Federation, Truth
+from fedsoft.local import Problem
+from fedsoft.model import Metric, Model
+from fedsoft.solvers.exact import Exact
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number per client, summed up. `worst_decile` is the mean over the tenth of clients that fare worst."""
+
+    mean: float
+    median: float
+    worst_decile: float
+    clients: int
+
+    @staticmethod
+    def of(values: Tensor, metric: Metric) -> Spread | None:
+        """Of the clients that have a value (NaN: none)."""
+        kept = np.sort(values[~torch.isnan(values)].double().cpu().numpy())
+        if not len(kept):
+            return None
+        tenth = max(1, round(len(kept) / 10))
+        worst = kept[:tenth] if metric.higher_is_better else kept[-tenth:]
+        return Spread(float(kept.mean()), float(np.median(kept)), float(worst.mean()), len(kept))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good a run is. Entries that need a truth are None where it is unknown.
+
+    Arguments:
+        metric: what the errors are: `mse`, `accuracy` or `loss`.
+        sources: the names of the sources.
+        centers: the metric of every center (rows) on the test set of every source (columns).
+        alignment: for each center the source that it stands for.
+        best: for each source the center that serves it best.
+        recovery: mean absolute error of u against the true mixture, after alignment.
+        personal_train, personal_held_out: personal models on the clients' own points.
+        oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
+        noise_floor: the error that no model can beat.
+        distance: mean over pairs of sources of |theta_s - theta_r|^2 of the oracle models: the scale of the errors.
+    """
+
+    metric: str
+    higher_is_better: bool
+    sources: list[str]
+    centers: list[list[float]] | None
+    alignment: list[int] | None
+    best: list[int] | None
+    recovery: float | None
+    personal_train: Spread | None
+    personal_held_out: Spread | None
+    oracle: list[float] | None = None
+    noise_floor: float | None = None
+    distance: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+
+def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
+    """The metric of every center on every test set, `[S, sources]`."""
+    table = np.empty((len(centers), len(tests)))
+    for j, (x, y) in enumerate(tests):
+        x, y = x.to(centers.device), y.to(centers.device)
+        x = x.to(centers.dtype) if x.is_floating_point() else x
+        prediction = model.predict(model.outputs(centers, x.expand(len(centers), *x.shape)))
+        points = model.metric.per_point(prediction, y.expand(len(centers), *y.shape))
+        table[:, j] = points.double().mean(1).cpu().numpy()
+    return table
+
+
+def align(table: np.ndarray, higher_is_better: bool) -> list[int]:
+    """The source that each center stands for: the best one-to-one assignment of centers to sources.
+
+    Centers that are left over, when there are more than sources, stand for the source that they serve best.
+    """
+    cost = -table if higher_is_better else table
+    alignment = cost.argmin(axis=1)
+    rows, columns = linear_sum_assignment(cost)
+    alignment[rows] = columns
+    return alignment.tolist()
+
+
+def recovery(u: Tensor, truth: Tensor, alignment: list[int]) -> float:
+    """Mean absolute error of the estimated mixture, its columns added up by the source that each center stands for."""
+    estimate = torch.zeros_like(truth)
+    estimate.index_add_(1, torch.tensor(alignment), (u / u.sum(1, keepdim=True)).to(truth))
+    return float((estimate - truth).abs().mean())
+
+
+def weights_by_source(u: Tensor, truth: Tensor) -> list[list[float]]:
+    """Mean u of the clients whose largest share is source j, for each j: the lower half of the paper's Fig. 1."""
+    major = truth.argmax(1)
+    return [u[major == j].double().mean(0).tolist() if bool((major == j).any()) else [] for j in range(truth.shape[1])]
+
+
+def oracle_models(model: Model, federation: Federation) -> Tensor | None:
+    """The least-squares model of each source's own training points `[sources, P]`; None where that is not possible."""
+    truth = federation.truth
+    if truth is None or model.features is None:
+        return None
+    pools = [(federation.train.x[truth.train_sources == s].double(), federation.train.y[truth.train_sources == s].double())
+             for s in range(len(truth.names))]  # fmt: skip
+    if any(len(y) == 0 for _, y in pools):
+        return None
+    data = ClientData.concat(pools)
+    problem = Problem(model, data, prox=None, point_weights=None, generators=list)
+    return Exact().solve(problem, torch.zeros(len(pools), model.size, dtype=torch.float64), {})[0]
+
+
+def oracle_scores(model: Model, federation: Federation) -> tuple[list[float], float] | None:
+    """Test error of the oracle on each source, and the mean squared distance between the oracle models."""
+    models = oracle_models(model, federation)
+    if models is None or federation.truth is None:
+        return None
+    table = center_scores(model, models, federation.truth.tests)
+    distances = torch.cdist(models, models).square()
+    pairs = max(1, len(models) * (len(models) - 1))
+    return np.diagonal(table).tolist(), float(distances.sum() / pairs)
+
+
+@dataclass(frozen=True)
+class CenterView:
+    """What scoring sees of the centers in one round."""
+
+    centers: list[list[float]]
+    weights: list[list[float]] | None
+
+    @staticmethod
+    def of(model: Model, centers: Tensor, u: Tensor | None, truth: Truth, train: ClientData) -> CenterView:
+        """Score the centers against the truth."""
+        table = center_scores(model, centers, truth.tests)
+        weights = None if u is None else weights_by_source(u.cpu(), truth.fractions(train))
+        return CenterView(table.tolist(), weights)
+
+
+def score(
+    federation: Federation, model: Model, centers: Tensor, u: Tensor | None, personal_train: Tensor,
+    personal_held_out: Tensor,
+) -> Scores:  # fmt: skip
+    """Everything that is reported about the end of a run."""
+    metric, truth = model.metric, federation.truth
+    table = alignment = best = error = None
+    oracle = oracle_scores(model, federation)
+    if truth is not None:
+        table = center_scores(model, centers, truth.tests)
+        alignment = align(table, metric.higher_is_better)
+        best = (table.argmax(0) if metric.higher_is_better else table.argmin(0)).tolist()
+        if u is not None:
+            error = recovery(u.cpu(), truth.fractions(federation.train), alignment)
+    return Scores(
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        sources=list(truth.names) if truth else [],
+        centers=None if table is None else table.tolist(),
+        alignment=alignment,
+        best=best,
+        recovery=error,
+        personal_train=Spread.of(personal_train, metric),
+        personal_held_out=Spread.of(personal_held_out, metric),
+        oracle=oracle[0] if oracle else None,
+        noise_floor=truth.noise_floor if truth else None,
+        distance=oracle[1] if oracle else None,
+    )

@@ -1,0 +1,47 @@
+"""The exact minimiser, for models that are linear in their parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.errors import InputError
+from fedsoft.local import Moments, Problem, blocks
+
+__all__ = ["Exact"]
+
+
+@settings
+class Exact:
+    """Solves the proximal problem exactly by its normal equations (linear regression only), so that gamma_0 = 0.
+
+    The minimiser of `1/n sum_i (<w, x_i> - y_i)^2 + strength/2 |w|^2 - <target, w>` solves
+    `(2/n X^T X + strength I) w = 2/n X^T y + target`; of several minimisers it takes the one of least norm.
+    """
+
+    def moments(self, w: Tensor) -> Moments:
+        """Nothing is remembered."""
+        return {}
+
+    def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
+        """See `Solver`."""
+        model, data = problem.model, problem.data
+        if model.features is None:
+            raise InputError("local solver 'exact' needs the model 'linear' on a regression with one output")
+        m, size = w.shape
+        gram = torch.zeros(m, size, size, dtype=torch.float64, device=w.device)
+        moment = torch.zeros(m, size, dtype=torch.float64, device=w.device)
+        for block in blocks(data):
+            phi = model.features(data.x[block.places]).double()
+            weight = block.real.double() * 2 / data.sizes[block.rows, None]
+            if problem.point_weights is not None:
+                weight *= problem.point_weights[block.order]
+            scaled = phi * weight[:, :, None]
+            gram.index_add_(0, block.rows, scaled.transpose(1, 2) @ phi)
+            moment.index_add_(0, block.rows, (scaled * data.y[block.places].double()[:, :, None]).sum(1))
+        if problem.prox is not None:
+            gram += problem.prox.strength.double()[:, :, None] * torch.eye(size, dtype=torch.float64, device=w.device)
+            moment += problem.prox.target.double()
+        solution = (torch.linalg.pinv(gram, hermitian=True) @ moment[:, :, None])[:, :, 0]
+        return solution.to(w.dtype), {}, data.sizes.clone()

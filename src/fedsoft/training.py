@@ -1,0 +1,196 @@
+"""From an algorithm, a federation and a model to a finished run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsoft.contract import Algorithm, State
+from fedsoft.errors import InputError
+from fedsoft.federation import Federation
+from fedsoft.local import Solver
+from fedsoft.model import Builder, Model, Params, check_outputs
+from fedsoft.models.module import module
+from fedsoft.scores import CenterView, Scores, score
+from fedsoft.simulate import Simulation, dropout
+from fedsoft.solvers.adam import Adam
+
+Record = dict[str, Any]
+"""What is logged about one round."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Run:
+    """A run in memory: the centers for new users, a personal model for each client, and how they came about."""
+
+    federation: Federation
+    simulation: Simulation
+    state: State
+    history: list[Record]
+
+    @property
+    def model(self) -> Model:
+        """The model that was trained."""
+        return self.simulation.model
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played."""
+        return len(self.history)
+
+    @property
+    def centers(self) -> list[Params]:
+        """The cluster models, as named tensors."""
+        return [self.model.layout.unflatten(c) for c in self.state["centers"]]
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The estimated importance weights u, `[N, S]`, where the algorithm estimates them."""
+        return self.state.get("u")
+
+    def personal(self, client: int | str) -> Params:
+        """The personal model of a client (by number or name), as named tensors."""
+        k = self._row(client)
+        if "w" not in self.simulation.memory:
+            raise InputError(f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)")
+        return self.model.layout.unflatten(self.simulation.memory["w"][k])
+
+    def predict(self, x: Any, *, center: int | None = None, client: int | str | None = None) -> Tensor:
+        """Predict for inputs `x[points, ...]` with a center or with a client's personal model."""
+        if (center is None) == (client is None):
+            raise InputError("predict needs either center=... or client=...")
+        like = self.state["centers"]
+        inputs = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x).to(like.device, like.dtype)
+        with torch.no_grad():
+            if client is not None:
+                return self.simulation.predict_for(self._row(client), inputs, self.state)
+            if not 0 <= (center or 0) < len(like):
+                raise InputError(f"center = {center} is not allowed: should be 0 to {len(like) - 1}")
+            return self.model.predict(self.model.outputs(like[center : (center or 0) + 1], inputs[None]))[0]
+
+    def scores(self) -> Scores:
+        """Score the centers and the personal models; see `Scores`."""
+        simulation = self.simulation
+        with torch.no_grad(), one_thread():
+            return score(
+                self.federation, self.model, self.state["centers"], self.weights,
+                simulation.personal_scores(self.state, simulation.data),
+                simulation.personal_scores(self.state, simulation.held_out),
+            )  # fmt: skip
+
+    def _row(self, client: int | str) -> int:
+        names = self.federation.names
+        if isinstance(client, str) and client in names:
+            return names.index(client)
+        if isinstance(client, int) and 0 <= client < len(names):
+            return client
+        raise InputError(f"client {client!r} does not exist: there are {len(names)}, named '{names[0]}' to '{names[-1]}'")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums over threads round differently for each number of threads: one thread gives the same bits everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def as_model(model: Builder | Model | nn.Module, federation: Federation) -> Model:
+    """Make the model for the data and try it on a few points."""
+    if isinstance(model, nn.Module) or (isinstance(model, type) and issubclass(model, nn.Module)):
+        model = module(factory=model)
+    built = model if isinstance(model, Model) else model(federation.shape)
+    if isinstance(built, nn.Module):
+        raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
+    x, y = federation.train.client(0)
+    check_outputs(built, federation.shape, x[:4], y[:4])
+    return built
+
+
+def prepare(
+    algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
+    local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
+    drop: float = 0.0,
+) -> Simulation:  # fmt: skip
+    """Everything in place for the first round."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype = '{dtype}' is not allowed: should be 'float32' or 'float64'")
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise InputError(f"device = '{device}' is not available here: should be 'cpu'" + (
+            " or 'cuda'" if torch.cuda.is_available() else ""))  # fmt: skip
+    return Simulation(
+        algorithm, as_model(model, federation), local or Adam(), federation,
+        seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
+    )  # fmt: skip
+
+
+def play(simulation: Simulation, federation: Federation, state: State, rounds: range) -> Iterator[tuple[State, Record]]:
+    """Play rounds one after the other; after each, the new state and what to log about it."""
+    truth = federation.truth
+    with torch.no_grad(), one_thread():
+        for t in rounds:
+            began = time.perf_counter()
+            state, notes = simulation.round(state, t)
+            record: Record = {"round": t, **notes, **asdict(simulation.cost)}
+            if truth is not None:
+                view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, federation.train)
+                record |= {name: value for name, value in asdict(view).items() if value is not None}
+            record["seconds"] = round(time.perf_counter() - began, 6)
+            yield state, record
+
+
+def fit(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: Builder | Model | nn.Module,
+    *,
+    rounds: int,
+    seed: int = 0,
+    local: Solver | None = None,
+    device: str = "cpu",
+    dtype: Literal["float32", "float64"] = "float32",
+    chunk: int | None = None,
+    dropout: float = 0.0,
+    on_round: Callable[[Record], object] | None = None,
+) -> Run:
+    """Train, and return the run.
+
+    Arguments:
+        algorithm: for instance `FedSoft(S=2, K=60)`.
+        federation: the clients, for instance `Federation.from_clients([(x, y), ...])`.
+        model: `models.linear()`, `models.mlp()`, a `torch.nn.Module`, or `models.module(...)`.
+        rounds: communication rounds T.
+        seed: of all draws of the run.
+        local: what clients solve their problem with; `Adam()` unless told.
+        device: `cpu` or `cuda`.
+        dtype: `float32` or `float64`.
+        chunk: how many clients are stacked together; chosen by size unless told.
+        dropout: the probability that a client does not answer a job.
+        on_round: called with the record of every round.
+    """
+    if rounds < 0:
+        raise InputError(f"rounds = {rounds} is not allowed: should be 0 or more")
+    simulation = prepare(
+        algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout
+    )
+    with torch.no_grad(), one_thread():
+        state = simulation.start()
+    run = Run(federation, simulation, state, [])
+    for state, record in play(simulation, federation, state, range(rounds)):
+        run.state = state
+        run.history.append(record)
+        if on_round is not None:
+            on_round(record)
+    return run
