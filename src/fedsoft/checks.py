@@ -18,19 +18,18 @@ P = ParamSpec("P")
 CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
-def sentence(error: pydantic.ValidationError, owner: str, known: list[str]) -> InputError:
-    """Put the first complaint of pydantic into one sentence that names the field and the value."""
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return unknown(f"setting of {owner}", field, known)
-    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return InputError(f"{owner} needs a value for '{field}'")
-    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    union = {e["msg"].removeprefix("Input should be ") for e in error.errors() if e["loc"][:1] == first["loc"][:1]}
-    if len(union) > 1:
-        field, allowed = str(first["loc"][0]), " or ".join(sorted(union))
-    return InputError(f"{owner}: {field} = {first['input']!r} is not allowed: should be {allowed}")
+def sentence(error: pydantic.ValidationError, what: str) -> InputError:
+    """Put what pydantic complains of first into one sentence: `what` is the setting, or its owner."""
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    value: Any = first["input"]
+    if "." not in what:  # errors of a whole owner: the first field that is wrong
+        complaints = [c for c in complaints if c["loc"][:1] == first["loc"][:1]]
+        what = f"{what}.{first['loc'][0]}"
+        if first["type"].startswith("missing"):
+            return InputError(f"{what} is missing: give it a value")
+    allowed = dict.fromkeys(c["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for c in complaints)
+    return InputError(f"{what} = {value!r} is not allowed: should be {' or '.join(allowed)}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -41,10 +40,13 @@ def settings(cls: type[T]) -> type[T]:
 
     @functools.wraps(check)
     def __init__(self: Any, **values: Any) -> None:
+        for name in values:
+            if name not in known:
+                raise unknown(f"setting of {cls.__name__}", name, known)
         try:
             check(self, **values)
         except pydantic.ValidationError as error:
-            raise sentence(error, cls.__name__, known) from None
+            raise sentence(error, cls.__name__) from None
 
     made.__init__ = __init__
     return made
@@ -57,11 +59,12 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in known:
+                raise unknown(f"setting of {function.__name__}", name, known)
         try:
             return inner(*args, **kwargs)
         except pydantic.ValidationError as error:
-            if error.title != function.__name__ and not error.title.endswith(f".{function.__name__}"):
-                raise  # of something inside, not of our own arguments
-            raise sentence(error, function.__name__, known) from None
+            raise sentence(error, function.__name__) from None
 
     return call

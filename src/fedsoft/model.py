@@ -96,8 +96,8 @@ class Model:
         """The gradient `[m, P]` of each model's `sum_i weight_i loss_i` over its batch, `weight[m, B]`."""
         if self.features is not None:
             phi = self.features(x)
-            residual = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-1).squeeze(2)
-            return torch.bmm((residual * weight).unsqueeze(1), phi).squeeze(1).mul_(2)
+            slope = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-2, alpha=2).squeeze(2)  # 2 (<w, x> - y)
+            return torch.bmm(slope.mul_(weight).unsqueeze(1), phi).squeeze(1)
         with torch.enable_grad():
             # Leaves of their own, not views of one: the gradient of a view would be a zero-filled P-vector for each.
             leaves = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}

@@ -11,8 +11,11 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
+import pydantic
+
+from fedsoft.checks import CONFIG, sentence
 from fedsoft.errors import InputError, unknown
 from fedsoft.partition import Partition
 
@@ -52,14 +55,40 @@ def missing(package: str, name: str) -> AttributeError:
     return AttributeError(f"module '{package}': {unknown(kind.removesuffix('s'), name, names(kind))}")
 
 
-def build(kind: str, name: str, settings: dict[str, Any]) -> Any:
-    """Make the thing, with its settings checked against its signature."""
+def parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings that a plugin takes."""
+    return {key: p for key, p in inspect.signature(made).parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+
+def resolve(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """All settings of a plugin with their defaults filled in, checked, as plain values; those that are None left out."""
     made = find(kind, name)
-    known = list(inspect.signature(made).parameters)
+    hints = get_type_hints(made, include_extras=True)
+    known = parameters(made)
     for key in settings:
         if key not in known:
             raise unknown(f"setting of {name}", key, known)
-    return made(**settings)
+    resolved = {}
+    for key, parameter in known.items():
+        if key not in settings and parameter.default is parameter.empty:
+            raise InputError(f"{name} needs a value for '{key}'")
+        value = settings.get(key, parameter.default)
+        if isinstance(value, bool) and hints.get(key) is not bool:  # pydantic would take it for 0 or 1
+            raise InputError(f"{name}.{key} = {value} is not allowed: should not be true or false")
+        kind_of = pydantic.TypeAdapter(hints.get(key, Any), config=CONFIG)
+        try:
+            plain = kind_of.dump_python(kind_of.validate_python(value), mode="json")
+        except pydantic.ValidationError as error:
+            raise sentence(error, f"{name}.{key}") from None
+        if plain is not None:
+            resolved[key] = plain
+    return resolved
+
+
+def build(kind: str, name: str, settings: dict[str, Any]) -> Any:
+    """Make the thing, with its settings checked against its signature."""
+    made = find(kind, name)
+    return made(**resolve(kind, name, settings))
 
 
 def parse_partition(text: str) -> tuple[str, dict[str, Any]]:
@@ -76,7 +105,7 @@ def parse_partition(text: str) -> tuple[str, dict[str, Any]]:
         if len(values) > len(keys):
             raise InputError(f"partition '{text}' has {len(values)} values, '{name}' takes {len(keys)}")
         return name, dict(zip(keys, values, strict=False))
-    if text not in names("partitions") and ":" not in text:
+    if text not in names("partitions") and not re.fullmatch(r"[A-Za-z_][\w.]*:\w+", text):
         raise unknown("partition", text, ["a:b", "dirichlet(alpha)", *names("partitions")])
     return text, {}
 

@@ -1,0 +1,220 @@
+"""A run as text: what to run, on what, with which settings. TOML in and out, and a hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsoft import plugins
+from fedsoft.errors import InputError, unknown
+
+PARTS = {
+    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
+}  # fmt: skip
+TOP = ("about", "rounds", "seed", "dtype", "dropout", *PARTS)
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A plugin by name, with settings."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a TOML table."""
+        return {"name": self.name, **self.settings}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. All settings are explicit: defaults are filled in when a spec is read, so that it means the same later."""
+
+    algorithm: Part
+    dataset: Part
+    model: Part
+    local: Part
+    partition: Part | None = None
+    rounds: int = 50
+    seed: int = 0
+    dtype: str = "float32"
+    dropout: float = 0.0
+    about: str = ""
+    label: str = "run"
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any], label: str = "run") -> RunSpec:
+        """Check a nested dictionary and fill in the defaults."""
+        for key in raw:
+            if key not in TOP:
+                raise unknown("key of a run", key, TOP)
+        parts = {key: _part(key, raw[key]) for key in PARTS if key in raw}
+        for key in ("algorithm", "dataset", "model"):
+            if key not in parts:
+                raise InputError(f"the run has no [{key}]: give it a name, for instance {key} = "
+                                 f'"{plugins.names(PARTS[key])[0]}"')  # fmt: skip
+        parts.setdefault("local", _part("local", "adam"))
+        dataset = plugins.find("datasets", parts["dataset"].name)
+        if "partition" in parts and "partition" not in plugins.parameters(dataset):
+            raise InputError(f"dataset '{parts['dataset'].name}' takes no partition: leave [partition] out")
+        return RunSpec(
+            **parts,
+            rounds=_whole("rounds", raw.get("rounds", 50), 0),
+            seed=_whole("seed", raw.get("seed", 0), 0),
+            dtype=_one_of("dtype", raw.get("dtype", "float32"), DTYPES),
+            dropout=_share("dropout", raw.get("dropout", 0.0)),
+            about=str(raw.get("about", "")),
+            label=label,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As nested plain values, the form of the TOML file."""
+        top = {"about": self.about} if self.about else {}
+        top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
+        parts = {key: getattr(self, key) for key in PARTS}
+        return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
+
+    def to_toml(self) -> str:
+        """As the text of a TOML file."""
+        return tomli_w.dumps(self.to_dict())
+
+    @property
+    def hash(self) -> str:
+        """Twelve digits that change when anything changes that the result depends on."""
+        content = {key: value for key, value in self.to_dict().items() if key != "about"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def id(self) -> str:
+        """A readable name for the run: label, seed and hash."""
+        return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.label)}-s{self.seed}-{self.hash}"
+
+    def with_seed(self, seed: int) -> RunSpec:
+        """The same run with another seed."""
+        return replace(self, seed=_whole("seed", seed, 0))
+
+
+def _part(key: str, raw: Any) -> Part:
+    """A plugin from its short form (a name) or a table."""
+    if isinstance(raw, str):
+        raw = {"name": raw}
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise InputError(f"{key} = {raw!r} is not allowed: should be a name or a table with a name")
+    name, settings = raw["name"], {k: v for k, v in raw.items() if k != "name"}
+    if key == "partition":
+        name, short = plugins.parse_partition(name)
+        settings = short | settings
+    if key == "dataset":
+        for reserved in ("seed", "partition"):
+            if reserved in settings:
+                raise InputError(f"dataset.{reserved} is not a setting: set '{reserved}' of the run")
+    resolved = plugins.resolve(PARTS[key], name, settings)
+    if key == "dataset":
+        resolved.pop("seed", None)
+        resolved.pop("partition", None)
+    return Part(name, resolved)
+
+
+def _whole(key: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or value >= 2**63:
+        raise InputError(f"{key} = {value!r} is not allowed: should be a whole number of at least {least}")
+    return value
+
+
+def _share(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{key} = {value!r} is not allowed: should be from 0 to 1")
+    return float(value)
+
+
+def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InputError(f"{key} = {value!r} is not allowed: should be one of {', '.join(allowed)}")
+    return value
+
+
+# --- presets and files ------------------------------------------------------------------------------------------------
+
+
+def presets() -> dict[str, str]:
+    """The presets that come with the package: name to what it is about."""
+    folder = resources.files("fedsoft") / "presets"
+    found = sorted((p.name.removesuffix(".toml"), p) for p in folder.iterdir() if p.name.endswith(".toml"))
+    return {name: tomllib.loads(path.read_text("utf-8")).get("about", "") for name, path in found}
+
+
+def read(source: str, changes: list[str] | None = None) -> RunSpec:
+    """The run that a preset or a TOML file describes, with `key=value` changes made to it."""
+    raw, label = _raw(source)
+    for change in changes or []:
+        _set(raw, change)
+    return RunSpec.from_dict(raw, label)
+
+
+def _raw(source: str) -> tuple[dict[str, Any], str]:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            raise InputError(f"cannot read '{source}': {reason}") from None
+        label = path.stem
+    else:
+        found = resources.files("fedsoft") / "presets" / f"{source}.toml"
+        if source not in presets():
+            raise unknown("preset", source, presets())
+        text, label = found.read_text("utf-8"), source
+    try:
+        return tomllib.loads(text), label
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{source}' is not valid TOML: {error}") from None
+
+
+def _set(raw: dict[str, Any], change: str) -> None:
+    """Make one `key=value` change. `lam=0.1` is short for `algorithm.lam=0.1` where only one part has such a key."""
+    key, equals, text = change.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set '{change}' is not allowed: should be key=value, for instance algorithm.lam=0.1")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    head, dot, rest = key.partition(".")
+    if not dot and key not in TOP:
+        homes = [part for part in PARTS if part in raw and key in _settings_of(part, raw[part])]
+        if len(homes) != 1:
+            known = [name for part in PARTS if part in raw for name in _settings_of(part, raw[part])]
+            if homes:
+                raise InputError(f"--set '{key}' could be {' or '.join(f'{home}.{key}' for home in homes)}: say which")
+            raise unknown("key", key, {*TOP, *known})
+        head, dot, rest = homes[0], ".", key
+    if not dot:
+        raw[key] = value
+        return
+    if head not in PARTS:
+        raise unknown("key", key, [f"{part}.{rest}" for part in PARTS])
+    part = raw.get(head, {})
+    table = dict(part) if isinstance(part, dict) else {"name": part}
+    if head == "partition" and "name" in table:
+        table["name"], short = plugins.parse_partition(table["name"])
+        table = table | short
+    raw[head] = {"name": value} if rest == "name" and value != table.get("name") else table | {rest: value}
+
+
+def _settings_of(part: str, raw: Any) -> list[str]:
+    name = raw.get("name", "") if isinstance(raw, dict) else str(raw)
+    if part == "partition":
+        name, _ = plugins.parse_partition(name)
+    hidden = ("seed", "partition") if part == "dataset" else ()
+    return [key for key in plugins.parameters(plugins.find(PARTS[part], name)) if key not in hidden]
