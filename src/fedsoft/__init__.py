@@ -1,10 +1,10 @@
 """Soft clustered federated learning.
 
-    import fedsoft as fs
+import fedsoft as fs
 
-    fed = fs.datasets.synthetic(partition="10:90", seed=0)
-    run = fs.fit(fs.FedSoft(S=2, K=60, lam=1.0), fed, model=fs.models.linear(), rounds=50, seed=0)
-    run.centers, run.personal(0), run.weights, run.history, run.scores()
+fed = fs.datasets.synthetic(partition="10:90", seed=0)
+run = fs.fit(fs.FedSoft(S=2, K=60, lam=1.0), fed, model=fs.models.linear(), rounds=50, seed=0)
+run.centers, run.personal(0), run.weights, run.history, run.scores()
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
     "DivergedError",
     "Exact",
     "FedSoft",
-    "FedsoftError",
     "Federation",
+    "FedsoftError",
     "InputError",
     "Run",
     "StoreError",
@@ -59,11 +59,10 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         found = getattr(importlib.import_module(f"fedsoft.{_HOME[name]}"), name)
     else:  # every algorithm and solver that there is, by its class name
-        for package in ("algorithms", "solvers"):
-            found = vars(importlib.import_module(f"fedsoft.{package}")).get(name)
-            if isinstance(found, type):
-                break
-        else:
+        packages = ("algorithms", "solvers") if name[0].isupper() else ()
+        offers = (vars(importlib.import_module(f"fedsoft.{package}")).get(name) for package in packages)
+        found = next((offer for offer in offers if isinstance(offer, type)), None)
+        if found is None:
             raise AttributeError(f"module 'fedsoft' has no attribute '{name}'")
     globals()[name] = found
     return found

@@ -127,9 +127,7 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return (x if x.is_floating_point() else x.float()), y
 
 
-def _task(
-    task: Task | Literal["auto"], pairs: list[tuple[Tensor, Tensor]]
-) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
+def _task(task: Task | Literal["auto"], pairs: list[tuple[Tensor, Tensor]]) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
     """Decide between regression and classification, and bring the targets into its type."""
     if task == "auto":
         task = "regression" if any(y.is_floating_point() for _, y in pairs) else "classification"

@@ -1,4 +1,4 @@
-"""Local work over a stack of clients: batches, the proximal pull, and the descent that all first-order solvers share."""
+"""Local work over a stack of clients: batches, the proximal pull, and the descent that first-order solvers share."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ def plan_batches(
     longest = int(sizes.max())
     orders = np.zeros((epochs, len(sizes), longest), dtype=np.int64)
     for row, k in enumerate(clients):
-        order = np.broadcast_to(np.arange(sizes[k]), (epochs, sizes[k]))
-        orders[:, row, : sizes[k]] = order if generators is None else generators[k].permuted(order, axis=1)
+        n = int(sizes[k])
+        order = np.broadcast_to(np.arange(n), (epochs, n))
+        orders[:, row, :n] = order if generators is None else generators[k].permuted(order, axis=1)
     sizes, batches = sizes[clients], batches[clients]
     along = np.arange(longest)
     last = along >= ((batches - 1) * batch)[:, None]

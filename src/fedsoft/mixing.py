@@ -44,7 +44,9 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
     with np.errstate(divide="ignore"):
         times = np.cumsum(rings(int(2 * K * rates.max()) + 20 if replacement else 1), axis=0) / rates
         # With replacement nobody's next ring may come before the K-th of all.
-        while replacement and any(np.partition(times[:, s], K - 1, None)[K - 1] > times[-1, s].min() for s in range(centers)):
+        while replacement and any(
+            np.partition(times[:, s], K - 1, None)[K - 1] > times[-1, s].min() for s in range(centers)
+        ):
             times = np.concatenate([times, times[-1] + np.cumsum(rings(len(times)), axis=0) / rates])
     drawn = np.zeros((centers, clients))
     for s in range(centers):

@@ -170,7 +170,7 @@ def check_outputs(model: Model, shape: DataShape, x: Tensor, y: Tensor) -> None:
     wanted = [points, shape.outputs] if shape.task == "classification" else list(y.shape)
     if model.metric in (MSE, ACCURACY) and list(output.shape) != wanted:
         raise InputError(
-            f"the model's output has shape {list(output.shape)} for {points} points, should be {wanted} for {shape.task}"
+            f"the model's output for {points} points has shape {list(output.shape)}, {shape.task} needs {wanted}"
         )
     loss = model.loss(output[None], y[None])
     if list(loss.shape) != [1, points]:

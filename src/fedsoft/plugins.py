@@ -61,7 +61,7 @@ def parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def resolve(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """All settings of a plugin with their defaults filled in, checked, as plain values; those that are None left out."""
+    """All settings of a plugin with their defaults filled in, checked, as plain values; without those that are None."""
     made = find(kind, name)
     hints = get_type_hints(made, include_extras=True)
     known = parameters(made)

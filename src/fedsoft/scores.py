@@ -49,6 +49,7 @@ class Scores:
         alignment: for each center the source that it stands for.
         best: for each source the center that serves it best.
         recovery: mean absolute error of u against the true mixture, after alignment.
+        shares: the true mean mixture of the clients whose largest share is source j, for each j.
         personal_train, personal_held_out: personal models on the clients' own points.
         oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
         noise_floor: the error that no model can beat.
@@ -62,6 +63,7 @@ class Scores:
     alignment: list[int] | None
     best: list[int] | None
     recovery: float | None
+    shares: list[list[float]] | None
     personal_train: Spread | None
     personal_held_out: Spread | None
     oracle: list[float] | None = None
@@ -115,8 +117,8 @@ def oracle_models(model: Model, federation: Federation) -> Tensor | None:
     truth = federation.truth
     if truth is None or model.features is None:
         return None
-    pools = [(federation.train.x[truth.train_sources == s].double(), federation.train.y[truth.train_sources == s].double())
-             for s in range(len(truth.names))]  # fmt: skip
+    train, masks = federation.train, [truth.train_sources == s for s in range(len(truth.names))]
+    pools = [(train.x[mask].double(), train.y[mask].double()) for mask in masks]
     if any(len(y) == 0 for _, y in pools):
         return None
     data = ClientData.concat(pools)
@@ -143,10 +145,10 @@ class CenterView:
     weights: list[list[float]] | None
 
     @staticmethod
-    def of(model: Model, centers: Tensor, u: Tensor | None, truth: Truth, train: ClientData) -> CenterView:
-        """Score the centers against the truth."""
+    def of(model: Model, centers: Tensor, u: Tensor | None, truth: Truth, fractions: Tensor) -> CenterView:
+        """Score the centers against the truth, `fractions[N, sources]` being the true shares of each client."""
         table = center_scores(model, centers, truth.tests)
-        weights = None if u is None else weights_by_source(u.cpu(), truth.fractions(train))
+        weights = None if u is None else weights_by_source(u.cpu(), fractions)
         return CenterView(table.tolist(), weights)
 
 
@@ -156,14 +158,16 @@ def score(
 ) -> Scores:  # fmt: skip
     """Everything that is reported about the end of a run."""
     metric, truth = model.metric, federation.truth
-    table = alignment = best = error = None
+    table = alignment = best = error = shares = None
     oracle = oracle_scores(model, federation)
     if truth is not None:
         table = center_scores(model, centers, truth.tests)
         alignment = align(table, metric.higher_is_better)
         best = (table.argmax(0) if metric.higher_is_better else table.argmin(0)).tolist()
+        fractions = truth.fractions(federation.train)
+        shares = weights_by_source(fractions, fractions)
         if u is not None:
-            error = recovery(u.cpu(), truth.fractions(federation.train), alignment)
+            error = recovery(u.cpu(), fractions, alignment)
     return Scores(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
@@ -172,6 +176,7 @@ def score(
         alignment=alignment,
         best=best,
         recovery=error,
+        shares=shares,
         personal_train=Spread.of(personal_train, metric),
         personal_held_out=Spread.of(personal_held_out, metric),
         oracle=oracle[0] if oracle else None,

@@ -171,8 +171,7 @@ def _bytes(values: dict[str, Tensor]) -> int:
 
 
 def _chunk(model: Model, data: ClientData) -> int:
-    """As many clients as keep the working set (w, gradient, two moments, buffer; one epoch of points) near the cache."""
+    """As many clients as keep the working set (w, gradient, moments, buffer; an epoch of points) near the cache."""
     point = data.x[0].numel() + data.y[0].numel() + 1
     per_client = data.x.element_size() * (5 * model.size + point * int(data.sizes.max()))
     return max(1, CHUNK_BYTES // per_client)
-

@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. All settings are explicit: defaults are filled in when a spec is read, so that it means the same later."""
+    """One run. All settings are explicit: defaults are filled in when it is read, so that it means the same later."""
 
     algorithm: Part
     dataset: Part
@@ -97,6 +97,16 @@ class RunSpec:
     def id(self) -> str:
         """A readable name for the run: label, seed and hash."""
         return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.label)}-s{self.seed}-{self.hash}"
+
+    @property
+    def title(self) -> str:
+        """The run in a few words."""
+        text = f"{self.algorithm.name} on {self.dataset.name}"
+        if self.partition is not None:
+            values = [f"{v:g}" if isinstance(v, float) else str(v) for v in self.partition.settings.values()]
+            short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
+            text += f", {':'.join(values) if self.partition.name == 'ratio' else short} partition"
+        return f"{text}, seed {self.seed}"
 
     def with_seed(self, seed: int) -> RunSpec:
         """The same run with another seed."""

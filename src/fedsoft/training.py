@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
-from fedsoft.errors import InputError
+from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation
-from fedsoft.local import Solver
+from fedsoft.local import Problem, Solver
 from fedsoft.model import Builder, Model, Params, check_outputs
 from fedsoft.models.module import module
 from fedsoft.scores import CenterView, Scores, score
+from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation, dropout
 from fedsoft.solvers.adam import Adam
 
@@ -61,7 +63,9 @@ class Run:
         """The personal model of a client (by number or name), as named tensors."""
         k = self._row(client)
         if "w" not in self.simulation.memory:
-            raise InputError(f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)")
+            raise InputError(
+                f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)"
+            )
         return self.model.layout.unflatten(self.simulation.memory["w"][k])
 
     def predict(self, x: Any, *, center: int | None = None, client: int | str | None = None) -> Tensor:
@@ -93,7 +97,9 @@ class Run:
             return names.index(client)
         if isinstance(client, int) and 0 <= client < len(names):
             return client
-        raise InputError(f"client {client!r} does not exist: there are {len(names)}, named '{names[0]}' to '{names[-1]}'")
+        raise InputError(
+            f"client {client!r} does not exist: there are {len(names)}, named '{names[0]}' to '{names[-1]}'"
+        )
 
 
 @contextlib.contextmanager
@@ -127,27 +133,48 @@ def prepare(
     """Everything in place for the first round."""
     if dtype not in DTYPES:
         raise InputError(f"dtype = '{dtype}' is not allowed: should be 'float32' or 'float64'")
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise InputError(f"device = '{device}' is not available here: should be 'cpu'" + (
-            " or 'cuda'" if torch.cuda.is_available() else ""))  # fmt: skip
+    check_device(device)
+    solver, built = local or Adam(), as_model(model, federation)
+    _try_out(solver, built, federation)
     return Simulation(
-        algorithm, as_model(model, federation), local or Adam(), federation,
+        algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
     )  # fmt: skip
+
+
+def check_device(device: str) -> None:
+    """Complain about a device that is not there."""
+    cuda = torch.cuda.is_available()
+    if device != "cpu" and not (device.startswith("cuda") and cuda):
+        allowed = "'cpu' or 'cuda'" if cuda else "'cpu'"
+        raise InputError(f"device = '{device}' is not available here: should be {allowed}")
+
+
+def _try_out(solver: Solver, model: Model, federation: Federation) -> None:
+    """Solve one tiny problem, so that what cannot work is said before a run begins."""
+    x, y = federation.train.client(0)
+    data = ClientData.concat([(x[:2], y[:2])])
+    w = model.draw(generator(0, "try"))[None].to(x.dtype)
+    with torch.no_grad():
+        solver.solve(Problem(model, data, None, None, lambda: [generator(0, "try")]), w, solver.moments(w))
 
 
 def play(simulation: Simulation, federation: Federation, state: State, rounds: range) -> Iterator[tuple[State, Record]]:
     """Play rounds one after the other; after each, the new state and what to log about it."""
     truth = federation.truth
+    fractions = truth.fractions(federation.train) if truth is not None else None
     with torch.no_grad(), one_thread():
         for t in rounds:
             began = time.perf_counter()
             state, notes = simulation.round(state, t)
-            record: Record = {"round": t, **notes, **asdict(simulation.cost)}
-            if truth is not None:
-                view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, federation.train)
+            seconds = time.perf_counter() - began
+            record: Record = {"round": t, **notes, **asdict(simulation.cost), "seconds": round(seconds, 6)}
+            if truth is not None and fractions is not None:
+                view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
+                if not np.isfinite(view.centers).all():
+                    raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
+                                        "lower the learning rate (local.lr) or scale the data")  # fmt: skip
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
-            record["seconds"] = round(time.perf_counter() - began, 6)
             yield state, record
 
 
@@ -188,8 +215,7 @@ def fit(
     with torch.no_grad(), one_thread():
         state = simulation.start()
     run = Run(federation, simulation, state, [])
-    for state, record in play(simulation, federation, state, range(rounds)):
-        run.state = state
+    for run.state, record in play(simulation, federation, state, range(rounds)):
         run.history.append(record)
         if on_round is not None:
             on_round(record)

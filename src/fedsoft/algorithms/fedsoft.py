@@ -58,8 +58,10 @@ class FedSoft:
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         if self.K != "all" and self.K > clients and not self.replacement:
-            raise InputError(f"FedSoft: K = {self.K} is not allowed: there are {clients} clients and each is drawn once; "
-                             f"should be at most {clients}, or set replacement = true")  # fmt: skip
+            raise InputError(
+                f"FedSoft.K = {self.K} is not allowed: should be at most {clients}, the number of clients, "
+                "or set replacement = true"
+            )
 
     def init(self, site: Site, clients: int) -> State:
         """Every center is a draw of its own."""

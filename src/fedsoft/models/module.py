@@ -6,7 +6,7 @@ import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ def module(
     if isinstance(factory, str):
         factory = _imported(factory)
     fixed = isinstance(factory, nn.Module)
-    make: Callable[[], Any] = (lambda: factory) if fixed else factory
+    make = cast(Callable[[], Any], (lambda: factory) if fixed else factory)
     if fixed and init == "own":
         raise InputError("module: init = 'own' needs a function that makes the network, not a finished one")
 

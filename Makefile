@@ -1,0 +1,36 @@
+# Everything a user or developer types. The virtual environment is made on first use.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+
+.PHONY: demo test lint types bench install clean
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedsoft needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV) (first time only, a few minutes) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
+	@$(BIN)/fedsoft run synthetic-10-90 --again
+
+test: $(READY)  ## the whole test suite
+	@$(BIN)/python -m pytest -q -n auto
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY)
+	@$(BIN)/pyright
+
+bench: $(READY)  ## speed against the plain PyTorch loop, and growth with clients
+	@$(BIN)/python benchmarks/synthetic_round.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

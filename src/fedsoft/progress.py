@@ -1,0 +1,59 @@
+"""Progress of a run, for people who watch and for logs."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich import progress
+from rich.console import Console
+
+from fedsoft.spec import RunSpec
+
+LOG_EVERY = 5.0  # seconds between lines where nobody watches
+
+
+class Progress:
+    """A bar with the current errors on a terminal; a line now and then in a log file."""
+
+    def __init__(self, console: Console, spec: RunSpec, done: int) -> None:
+        self.console, self.spec, self.done = console, spec, done
+        self.last = time.monotonic()
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[errors]}", markup=False),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(spec.title, total=spec.rounds, completed=done, errors="")
+
+    def update(self, record: dict[str, Any]) -> None:
+        """A round was played."""
+        self.done += 1
+        errors = _errors(record)
+        self.bar.update(self.task, completed=self.done, errors=errors)
+        if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
+            self.last = time.monotonic()
+            self.console.print(f"{self.spec.title}: round {self.done} of {self.spec.rounds} {errors}", markup=False)
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+
+def _errors(record: dict[str, Any]) -> str:
+    """The best center of every source, in a few characters."""
+    if "centers" not in record:
+        return ""
+    columns = list(zip(*record["centers"], strict=True))
+    return "best " + " ".join(f"{min(column):.3g}" for column in columns[:4])

@@ -1,0 +1,87 @@
+"""Runs as pictures."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedsoft.store import RunFolder
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
+
+
+def convergence(folder: RunFolder) -> bytes | None:
+    """The paper's Fig. 1 as PNG: for each source, the error of all centers over rounds, and below it the mean
+    importance weights of the clients that have most of that source. None when the truth is unknown."""
+    records, scores = folder.records(), folder.scores()
+    if not records or "centers" not in records[0]:
+        return None
+    spec = folder.spec()
+    sources = len(records[0]["centers"][0])
+    names = scores["sources"] if scores else [str(j) for j in range(sources)]
+    with_weights = "weights" in records[0]
+    figure = Figure(figsize=(3.4 * sources + 0.6, 6.0 if with_weights else 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2 if with_weights else 1, sources, sharex=True, sharey="row", squeeze=False)
+    rounds = [record["round"] + 1 for record in records]
+    for j in range(sources):
+        top = axes[0][j]
+        for s in range(len(records[0]["centers"])):
+            top.plot(rounds, [r["centers"][s][j] for r in records], color=_colour(s), label=f"center {s}", lw=1.8)
+        _floor(top, scores, j)
+        top.set_title(f"source {names[j]}", fontsize=10)
+        top.grid(alpha=0.25)
+        if with_weights:
+            bottom = axes[1][j]
+            for s in range(len(records[0]["centers"])):
+                values = [r["weights"][j][s] if r["weights"][j] else float("nan") for r in records]
+                bottom.plot(rounds, values, color=_colour(s), lw=1.8)
+            _true_shares(bottom, scores, j)
+            bottom.set_ylim(-0.02, 1.02)
+            bottom.set_title(f"clients with mostly {names[j]}", fontsize=10)
+            bottom.grid(alpha=0.25)
+        axes[-1][j].set_xlabel("round")
+    metric = scores["metric"] if scores else "error"
+    axes[0][0].set_ylabel(f"test {metric.upper() if metric == 'mse' else metric} of centers")
+    if metric == "mse":
+        axes[0][0].set_yscale("log")
+    if with_weights:
+        axes[1][0].set_ylabel("mean importance weight u")
+    axes[0][0].legend(frameon=False, fontsize=9, loc="best")
+    if with_weights and scores:
+        axes[1][0].plot([], [], color="#444444", ls="--", lw=1, label="true share")
+        axes[1][0].legend(*_last(axes[1][0]), frameon=False, fontsize=9, loc="center right")
+    figure.suptitle(spec.title, fontsize=11)
+    return _png(figure)
+
+
+def _last(axis: Any) -> tuple[list[Any], list[str]]:
+    handles, labels = axis.get_legend_handles_labels()
+    return handles[-1:], labels[-1:]
+
+
+def _floor(axis: Any, scores: dict[str, Any] | None, j: int) -> None:
+    """The oracle of a source as a dashed line: the figure should show how far there is to go."""
+    if scores and scores["oracle"]:
+        axis.axhline(scores["oracle"][j], color="#444444", ls="--", lw=1, label="oracle")
+
+
+def _true_shares(axis: Any, scores: dict[str, Any] | None, j: int) -> None:
+    """The true mean shares of the group as dashed lines, in the colour of the center that stands for each source."""
+    if scores and scores["shares"][j]:
+        for source, share in enumerate(scores["shares"][j]):
+            center = next((s for s, stands_for in enumerate(scores["alignment"]) if stands_for == source), -1)
+            axis.axhline(share, color=_colour(center) if center >= 0 else "#444444", ls="--", lw=1, label="true share")
+
+
+def _colour(s: int) -> str:
+    return COLOURS[s % len(COLOURS)]
+
+
+def _png(figure: Figure) -> bytes:
+    with io.BytesIO() as buffer:
+        figure.savefig(buffer, format="png", dpi=130)
+        return buffer.getvalue()

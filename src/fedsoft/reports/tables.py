@@ -1,0 +1,181 @@
+"""Runs as tables in the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedsoft.store import RunFolder
+
+Scores = dict[str, Any]
+
+
+def number(value: float | None, metric: str = "mse") -> str:
+    """A score the way people write it: accuracies in percent, errors with three digits or so."""
+    if value is None or math.isnan(value):
+        return "-"
+    if metric == "accuracy":
+        return f"{100 * value:.1f} %"
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def centers_table(scores: Scores, starred: bool) -> Table:
+    """Sources in rows and centers in columns as in the paper, the best center of each source underlined.
+
+    It is `starred` instead where text cannot be underlined.
+    """
+    metric, sources = scores["metric"], scores["sources"]
+    how = "*: best" if starred else "best underlined"
+    table = Table(title=f"Cluster models: test {_name(metric)} ({how})", title_justify="left")
+    table.add_column("source")
+    for s in range(len(scores["centers"])):
+        table.add_column(f"c{s}", justify="right")
+    if scores["oracle"]:
+        table.add_column("oracle", justify="right", style="dim")
+    if scores["noise_floor"] is not None:
+        table.add_column("noise floor", justify="right", style="dim")
+    for j, source in enumerate(sources):
+        row: list[RenderableType] = [Text(source)]
+        for s, values in enumerate(scores["centers"]):
+            best = s == scores["best"][j]
+            text = number(values[j], metric)
+            row.append(Text(f"*{text}" if best and starred else text, style="bold underline" if best else ""))
+        row += [number(scores["oracle"][j], metric)] if scores["oracle"] else []
+        row += [number(scores["noise_floor"], metric)] if scores["noise_floor"] is not None else []
+        table.add_row(*row)
+    return table
+
+
+def personal_table(scores: Scores) -> Table:
+    """Personal models on the clients' own points."""
+    metric = scores["metric"]
+    table = Table(title=f"Personal models: {_name(metric)} on the client's own points", title_justify="left")
+    for column in ("points", "mean", "median", "worst decile", "clients"):
+        table.add_column(column, justify="left" if column == "points" else "right")
+    for key, label in (("personal_train", "training"), ("personal_held_out", "held out")):
+        if spread := scores[key]:
+            values = (number(spread[part], metric) for part in ("mean", "median", "worst_decile"))
+            table.add_row(label, *values, str(spread["clients"]))
+    return table
+
+
+def mixture_text(scores: Scores) -> Text | None:
+    """How well the true mixtures were found."""
+    if scores["recovery"] is None:
+        return None
+    pairs = ", ".join(f"c{s} = {scores['sources'][j]}" for s, j in enumerate(scores["alignment"]))
+    return Text(f"Mixtures: mean |u - true share| = {scores['recovery']:.3f} ({pairs})")
+
+
+def cost_text(records: list[dict[str, Any]]) -> Text:
+    """What the run took."""
+    total = {key: sum(r.get(key, 0) for r in records) for key in ("seconds", "gradients", "bytes_down", "bytes_up")}
+    return Text(
+        f"Cost: {len(records)} rounds in {total['seconds']:.1f} s, {total['gradients'] / 1e6:.2f} M gradients, "
+        f"{size(total['bytes_down'])} down, {size(total['bytes_up'])} up"
+    )
+
+
+def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
+    """Everything there is to say about one run."""
+    scores, records = folder.scores(), folder.records()
+    spec = folder.spec()
+    head = Text(spec.title, style="bold")
+    if scores is None:
+        left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
+        return Group(head, left, cost_text(records))
+    parts: list[RenderableType] = [head, Text()]
+    if scores["centers"] is not None:
+        parts += [centers_table(scores, starred), Text()]
+    parts += [personal_table(scores), Text()]
+    if (mixture := mixture_text(scores)) is not None:
+        parts.append(mixture)
+    parts += [cost_text(records), Text(f"Saved: {folder.path}")]
+    if (folder.path / "figure.png").exists():
+        parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
+    return Group(*parts)
+
+
+def seeds_table(all_scores: list[Scores]) -> Table:
+    """Means and deviations over seeds, each source with its best center."""
+    first = all_scores[0]
+    metric = first["metric"]
+    table = Table(title=f"{_name(metric)} over {len(all_scores)} seeds: mean ± deviation", title_justify="left")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    for j, source in enumerate(first["sources"]):
+        best = [s["centers"][s["best"][j]][j] for s in all_scores]
+        table.add_row(Text(f"best center on {source}"), _spread(best, metric))
+        if first["distance"]:
+            scaled = [b / s["distance"] for b, s in zip(best, all_scores, strict=True)]
+            table.add_row(Text("  divided by |θ - θ'|²", style="dim"), _spread(scaled, "mse", digits=3))
+    if first["oracle"]:
+        table.add_row("oracle", _spread([sum(s["oracle"]) / len(s["oracle"]) for s in all_scores], metric), style="dim")
+    for key, label in (("personal_train", "personal, training"), ("personal_held_out", "personal, held out")):
+        if first[key]:
+            table.add_row(label, _spread([s[key]["mean"] for s in all_scores], metric))
+    if first["recovery"] is not None:
+        table.add_row("mean |u - true share|", _spread([s["recovery"] for s in all_scores], "mse", digits=3))
+    return table
+
+
+def runs_table(folders: list[RunFolder]) -> Table:
+    """The runs of a folder, one line each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ("run", "algorithm", "dataset", "rounds", "state")
+    for column in columns:
+        table.add_column(column, justify="right" if column == "rounds" else "left", no_wrap=column == "run")
+    for row in runs_list(folders):
+        table.add_row(*(Text(str(row[column])) for column in columns))
+    return table
+
+
+def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
+    """The runs of a folder as plain values. A run that cannot be read is listed as such."""
+    from fedsoft.errors import FedsoftError
+
+    rows = []
+    for folder in folders:
+        row: dict[str, Any] = {"run": folder.name, "path": str(folder.path)}
+        try:
+            spec, info, done = folder.spec(), folder.info, len(folder.records())
+            finished = folder.scores() is not None
+            row |= {"algorithm": spec.algorithm.name, "dataset": spec.dataset.name, "seed": spec.seed,
+                    "rounds": f"{done}/{spec.rounds}", "state": "finished" if finished else "stopped",
+                    "created": info.get("created", "")}  # fmt: skip
+        except FedsoftError as error:
+            row |= {
+                "algorithm": "",
+                "dataset": "",
+                "seed": "",
+                "rounds": "",
+                "state": f"damaged: {error}",
+                "created": "",
+            }
+        rows.append(row)
+    return rows
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _name(metric: str) -> str:
+    return {"mse": "MSE", "accuracy": "accuracy", "loss": "loss"}.get(metric, metric)
+
+
+def _spread(values: list[float], metric: str, digits: int | None = None) -> str:
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+    if digits is not None:
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{number(mean, metric)} ± {number(deviation, metric)}"

@@ -1,0 +1,163 @@
+"""From a spec to a finished run on disk, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fedsoft import plugins
+from fedsoft.federation import Federation
+from fedsoft.simulate import Simulation
+from fedsoft.spec import RunSpec
+from fedsoft.store import Checkpoint, RunFolder, find_run
+from fedsoft.training import Record, Run, one_thread, play, prepare
+
+SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a run is carried out: nothing here changes its draws."""
+
+    device: str = "cpu"
+    chunk: int | None = None
+    on_round: Callable[[Record], object] | None = None
+
+
+def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Simulation]:
+    """The federation and the simulation that a spec describes."""
+    extra: dict[str, Any] = {}
+    dataset = plugins.find("datasets", spec.dataset.name)
+    if "seed" in plugins.parameters(dataset):
+        extra["seed"] = spec.seed
+    if spec.partition is not None:
+        extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
+    federation: Federation = dataset(**spec.dataset.settings, **extra)
+    simulation = prepare(
+        plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings),
+        federation,
+        plugins.build("models", spec.model.name, spec.model.settings),
+        local=plugins.build("solvers", spec.local.name, spec.local.settings),
+        seed=spec.seed, device=stage.device, dtype=spec.dtype, chunk=stage.chunk, drop=spec.dropout,
+    )  # fmt: skip
+    return federation, simulation
+
+
+def place(spec: RunSpec, out: Path, *, again: bool = False) -> Path:
+    """The folder for a run: named after its content, so that the same run is found again. `again` counts up."""
+    path, number = out / spec.id, 2
+    while again and path.exists():
+        path, number = out / f"{spec.id}-{number}", number + 1
+    return path
+
+
+def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
+    """Carry a run out, or take it up where it was left. True when it is finished, False when it was stopped."""
+    if path.exists():
+        return carry_on(RunFolder.open(path), stage)
+    federation, simulation = build(spec, stage)  # complaints come before a folder is made
+    folder = RunFolder.create(path, spec)
+    return _carry(folder, spec, federation, simulation, stage)
+
+
+def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
+    """Take up a run from its last saved round; nothing to do for a finished one."""
+    if folder.scores() is not None:
+        return folder, True
+    spec = folder.spec()
+    federation, simulation = build(spec, stage)
+    return _carry(folder, spec, federation, simulation, stage)
+
+
+def load(path: str | Path, *, device: str = "cpu") -> Run:
+    """Load a saved run: its centers, personal models and history. The data is made or read again from the spec."""
+    folder = find_run(Path("runs"), str(path))
+    federation, simulation = build(folder.spec(), Stage(device=device))
+    state, records = _restore(folder, simulation)
+    return Run(federation, simulation, state, records)
+
+
+def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch.Tensor], list[Record]]:
+    with torch.no_grad(), one_thread():
+        state = simulation.start()
+    point = folder.checkpoint()
+    if point is None:
+        return state, folder.records()[:0]
+    device = simulation.data.x.device
+    simulation.memory = {name: value.to(device) for name, value in point.memory.items()}
+    return {name: value.to(device) for name, value in point.state.items()}, folder.records()[: point.rounds]
+
+
+def _carry(
+    folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Simulation, stage: Stage
+) -> tuple[RunFolder, bool]:
+    with folder.lock():
+        state, records = _restore(folder, simulation)
+        run = Run(federation, simulation, state, folder.cut(len(records)))
+        done = saved = run.rounds
+        pace = _Pace()
+        with _stop_when_asked() as asked:
+            for run.state, record in play(simulation, federation, state, range(done, spec.rounds)):
+                folder.append(record)
+                run.history.append(record)
+                done += 1
+                if pace.due() or asked.is_set() or done == spec.rounds:
+                    with pace.timed():
+                        folder.save(Checkpoint(done, run.state, simulation.memory))
+                    saved = done
+                if stage.on_round is not None:
+                    stage.on_round(record)
+                if asked.is_set() and done < spec.rounds:
+                    return folder, False
+        if saved < done or done == 0:
+            folder.save(Checkpoint(done, run.state, simulation.memory))
+        folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
+    return folder, True
+
+
+class _Pace:
+    """Saves after every round while that is cheap, and seldom enough when it is not."""
+
+    def __init__(self) -> None:
+        self.cost, self.last = 0.0, time.perf_counter()
+
+    def due(self) -> bool:
+        return time.perf_counter() - self.last >= self.cost / SAVING_SHARE
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.last = time.perf_counter()
+        self.cost = self.last - began
+
+
+@contextlib.contextmanager
+def _stop_when_asked() -> Iterator[threading.Event]:
+    """Ctrl-C or SIGTERM asks to stop after the current round; a second one stops at once, with the last saved state."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

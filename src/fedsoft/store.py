@@ -1,0 +1,311 @@
+"""Runs on disk: a folder each, written so that a crash at any moment leaves the last good state.
+
+    spec.toml            what was run, all settings explicit
+    run.json             versions, machine, hash of the spec
+    rounds.jsonl         one line per round
+    state.safetensors    the server's state and the clients' memory after the last saved round
+    scores.json          written at the end
+    figure.png           written at the end
+
+Whole files are written beside their place, synced and renamed over it. `rounds.jsonl` grows by lines, which are synced
+before the state that belongs to them; lines beyond the saved state are dropped when a run is taken up again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsoft.errors import InputError, StoreError
+from fedsoft.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "fedsoft-run-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The whole state of a run after `rounds` rounds."""
+
+    rounds: int
+    state: dict[str, Tensor]
+    memory: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """An existing run; complains about a folder that is none."""
+        if not path.is_dir():
+            raise StoreError(f"there is no run folder '{path}'")
+        folder = RunFolder(path)
+        info = folder._json("run.json", "it is not the folder of a fedsoft run")
+        if info.get("format") != FORMAT:
+            raise StoreError(f"'{path}' has format {info.get('format')!r}, this version reads '{FORMAT}'")
+        return folder
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Versions, machine and hash."""
+        return self._json("run.json", "it is not the folder of a fedsoft run")
+
+    def spec(self) -> RunSpec:
+        """What was run, checked against the hash that was written with it."""
+        try:
+            raw = tomllib.loads((self.path / "spec.toml").read_text("utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"'{self.path / 'spec.toml'}' cannot be read: {error}") from None
+        info = self.info
+        try:
+            spec = RunSpec.from_dict(raw, label=str(info.get("label", "run")))
+        except InputError as error:
+            raise StoreError(f"'{self.path / 'spec.toml'}' does not fit this version of fedsoft: {error}") from None
+        if spec.hash != info.get("hash"):
+            raise StoreError(
+                f"'{self.path / 'spec.toml'}' was changed after the run began (hash {spec.hash}, "
+                f"was {info.get('hash')}): put it back, or start a new run from it"
+            )
+        return spec
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log, one entry per round. A torn last line is left out."""
+        try:
+            lines = (self.path / "rounds.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"'{self.path / 'rounds.jsonl'}' cannot be read: {error.strerror}") from None
+        records = []
+        for line in lines[:-1]:  # a whole line ends in a newline
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                raise StoreError(f"'{self.path / 'rounds.jsonl'}' is damaged in line {len(records) + 1}") from None
+        return records
+
+    def scores(self) -> dict[str, Any] | None:
+        """The final scores; None while the run is not finished."""
+        return self._json("scores.json", "") if (self.path / "scores.json").exists() else None
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last saved state, checked; None before the first."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.path / "state.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                notes = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+            rounds = int(notes["round"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"'{path}' is damaged ({type(error).__name__}): the run cannot be taken up from it"
+            ) from None
+        if notes.get("hash") != self.info.get("hash"):
+            raise StoreError(f"'{path}' belongs to another run (hash {notes.get('hash')})")
+        if notes.get("digest") != _digest(tensors):
+            raise StoreError(f"'{path}' is damaged (its checksum is wrong): the run cannot be taken up from it")
+        parts: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
+        for key, tensor in tensors.items():
+            where, _, name = key.partition("/")
+            parts[where][name] = tensor
+        return Checkpoint(rounds, parts["state"], parts["memory"])
+
+    def _json(self, name: str, otherwise: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise StoreError(f"'{path}' is missing: {otherwise}") from None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"'{path}' is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise StoreError(f"'{path}' is damaged: should hold one JSON object")
+        return value
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def create(path: Path, spec: RunSpec) -> RunFolder:
+        """A new folder for a run. It appears whole or not at all."""
+        with _said(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+            try:
+                info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, **environment()}
+                for name, text in (("spec.toml", spec.to_toml()), ("run.json", json.dumps(info, indent=1) + "\n")):
+                    (made / name).write_text(text, "utf-8")
+                    _sync(made / name)
+                _sync(made)
+                made.chmod(0o755)
+                made.rename(path)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+            _sync(path.parent)
+        return RunFolder(path)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a round to the log."""
+        with _said(self.path), (self.path / "rounds.jsonl").open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def save(self, point: Checkpoint) -> None:
+        """Replace the saved state. The log up to here is on disk before it."""
+        from safetensors.torch import save
+
+        tensors = {f"state/{name}": t.contiguous().cpu() for name, t in point.state.items()}
+        tensors |= {f"memory/{name}": t.contiguous().cpu() for name, t in point.memory.items()}
+        notes = {"round": str(point.rounds), "hash": str(self.info["hash"]), "digest": _digest(tensors)}
+        with _said(self.path):
+            if (self.path / "rounds.jsonl").exists():
+                _sync(self.path / "rounds.jsonl")
+        self.write("state.safetensors", save(tensors, metadata=notes))
+
+    def cut(self, rounds: int) -> list[dict[str, Any]]:
+        """Drop what the log says beyond the saved state; the records that remain."""
+        lines = b""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.path / "rounds.jsonl").read_bytes()
+        kept = b"".join(line + b"\n" for line in lines.split(b"\n")[:-1][:rounds])
+        if kept != lines:
+            self.write("rounds.jsonl", kept)
+        records = self.records()
+        if len(records) != rounds:
+            raise StoreError(f"'{self.path / 'rounds.jsonl'}' holds {len(records)} rounds, but {rounds} were saved")
+        return records
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file so that it is there whole, new or old, whatever happens."""
+        with _said(self.path):
+            handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.path)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(self.path / name)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+            _sync(self.path)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to this run. Held by the operating system, so it ends with the process."""
+        import fcntl
+
+        with _said(self.path):
+            file = (self.path / "lock").open("ab")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(f"run '{self.name}' is being worked on by another process") from None
+            yield
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a run was made."""
+    packages = {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "packages": packages,
+    }
+
+
+def list_runs(root: Path) -> list[RunFolder]:
+    """The runs in a folder, newest last."""
+    if not root.is_dir():
+        return []
+    found = [RunFolder(path.parent) for path in root.glob("*/run.json") if not path.parent.name.startswith(".")]
+    return sorted(found, key=lambda run: (run.path / "run.json").stat().st_mtime)
+
+
+def find_run(root: Path, name: str) -> RunFolder:
+    """A run by path, by name, or by the beginning of its name."""
+    if (Path(name) / "run.json").exists() or Path(name).is_absolute() or os.sep in name:
+        return RunFolder.open(Path(name))
+    runs = list_runs(root)
+    matches = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    if len(matches) == 1:
+        return RunFolder.open(matches[0].path)
+    if matches:
+        raise InputError(f"'{name}' could be {', '.join(run.name for run in matches)}: give more of the name")
+    there = (
+        f"it holds {', '.join(run.name for run in runs[-5:])}"
+        if runs
+        else "it holds none: start one with 'fedsoft run'"
+    )
+    raise InputError(f"there is no run '{name}' in '{root}': {there}")
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What the operating system refuses, in one sentence."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "free some space, then go on with 'fedsoft resume'",
+            errno.EDQUOT: "free some space, then go on with 'fedsoft resume'",
+            errno.EFBIG: "a file would grow beyond the allowed size",
+            errno.EACCES: "choose another folder with --out",
+            errno.EROFS: "choose another folder with --out",
+            errno.ENOTDIR: "choose another folder with --out",
+        }.get(error.errno or 0, "what was saved before is unharmed")
+        raise StoreError(f"cannot write to '{path}': {error.strerror or error} ({advice})") from None
