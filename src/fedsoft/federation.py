@@ -115,9 +115,9 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
             raise InputError(f"client '{name}': {part} holds complex numbers, only real ones are allowed")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise InputError(f"client '{name}': {part} holds NaN or infinite values, clean or drop those points")
-        pair.append(tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool) else tensor)
+        pair.append(tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor)
     x, y = pair
-    if x.ndim < 2 or len(x) != len(y):
+    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
         raise InputError(
             f"client '{name}': x has shape {list(x.shape)} and y {list(y.shape)}, "
             "should be x[points, features...] and y[points]"
@@ -151,7 +151,7 @@ def _shape(task: Task, names: tuple[str, ...], pairs: list[tuple[Tensor, Tensor]
         return DataShape(task, tuple(first_x.shape[1:]), int(np.prod(first_y.shape[1:], dtype=int)))
     if first_y.ndim != 1:
         raise InputError(f"y has shape [points, {first_y.shape[1:]}], class labels should be one number per point")
-    largest = max(int(y.max()) for _, y in pairs)
+    largest = max(0, *(int(y.max()) for _, y in pairs))
     classes = classes if classes is not None else largest + 1
     for name, (_, y) in zip(names, pairs, strict=True):
         if int(y.min()) < 0 or int(y.max()) >= classes:

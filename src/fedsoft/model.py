@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape, Task
+from fedsoft.seeds import generator
 
 Params = dict[str, Tensor]
 """The named tensors of one model, or of a stack of models with a leading axis."""
@@ -164,7 +165,7 @@ def xavier_normal(layout: Layout, keep: Tensor | None = None) -> Callable[[np.ra
 
 def check_outputs(model: Model, shape: DataShape, x: Tensor, y: Tensor) -> None:
     """Try the model on a few points; complain in one sentence if its output does not fit the targets."""
-    w = model.draw(np.random.default_rng(0)).to(x.dtype)[None]
+    w = model.draw(generator(0, "try")).to(x.dtype)[None]
     output = model.outputs(w, x[None])[0]
     points = len(y)
     wanted = [points, shape.outputs] if shape.task == "classification" else list(y.shape)

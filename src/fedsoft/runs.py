@@ -104,23 +104,29 @@ def _carry(
     with folder.lock():
         state, records = _restore(folder, simulation)
         run = Run(federation, simulation, state, folder.cut(len(records)))
-        done = saved = run.rounds
+        saved = run.rounds if run.rounds else -1  # even a run of no rounds saves its first values
         pace = _Pace()
+
+        def save() -> None:
+            nonlocal saved
+            with pace.timed():
+                folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
+            saved = run.rounds
+
         with _stop_when_asked() as asked:
-            for run.state, record in play(simulation, federation, state, range(done, spec.rounds)):
+            for run.state, record in play(simulation, federation, state, range(run.rounds, spec.rounds)):
                 folder.append(record)
                 run.history.append(record)
-                done += 1
-                if pace.due() or asked.is_set() or done == spec.rounds:
-                    with pace.timed():
-                        folder.save(Checkpoint(done, run.state, simulation.memory))
-                    saved = done
+                if pace.due():
+                    save()
                 if stage.on_round is not None:
                     stage.on_round(record)
-                if asked.is_set() and done < spec.rounds:
-                    return folder, False
-        if saved < done or done == 0:
-            folder.save(Checkpoint(done, run.state, simulation.memory))
+                if asked.is_set():
+                    break
+            if saved < run.rounds:
+                save()
+        if run.rounds < spec.rounds:
+            return folder, False
         folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
     return folder, True
 

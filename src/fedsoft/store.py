@@ -124,21 +124,21 @@ class RunFolder:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                notes = file.metadata() or {}
+                notes = json.loads((file.metadata() or {})["fedsoft"])
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-            rounds = int(notes["round"])
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            rounds, digest, of = int(notes["round"]), str(notes["digest"]), str(notes["hash"])
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise StoreError(
                 f"'{path}' is damaged ({type(error).__name__}): the run cannot be taken up from it"
             ) from None
-        if notes.get("hash") != self.info.get("hash"):
-            raise StoreError(f"'{path}' belongs to another run (hash {notes.get('hash')})")
-        if notes.get("digest") != _digest(tensors):
+        if of != self.info.get("hash"):
+            raise StoreError(f"'{path}' belongs to another run (hash {of})")
+        if digest != _digest(tensors):
             raise StoreError(f"'{path}' is damaged (its checksum is wrong): the run cannot be taken up from it")
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
         for key, tensor in tensors.items():
             where, _, name = key.partition("/")
-            parts[where][name] = tensor
+            parts.setdefault(where, {})[name] = tensor
         return Checkpoint(rounds, parts["state"], parts["memory"])
 
     def _json(self, name: str, otherwise: str) -> dict[str, Any]:
@@ -186,11 +186,13 @@ class RunFolder:
 
         tensors = {f"state/{name}": t.contiguous().cpu() for name, t in point.state.items()}
         tensors |= {f"memory/{name}": t.contiguous().cpu() for name, t in point.memory.items()}
-        notes = {"round": str(point.rounds), "hash": str(self.info["hash"]), "digest": _digest(tensors)}
+        notes = {"round": point.rounds, "hash": self.info["hash"], "digest": _digest(tensors)}
         with _said(self.path):
             if (self.path / "rounds.jsonl").exists():
                 _sync(self.path / "rounds.jsonl")
-        self.write("state.safetensors", save(tensors, metadata=notes))
+        self.write(
+            "state.safetensors", save(tensors, metadata={"fedsoft": json.dumps(notes)})
+        )  # one key: the same bytes
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Drop what the log says beyond the saved state; the records that remain."""

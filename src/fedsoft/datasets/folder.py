@@ -1,0 +1,295 @@
+"""Your own data: a folder with one file for each client."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsoft.checks import checked
+from fedsoft.errors import InputError, unknown
+from fedsoft.federation import Federation
+
+__all__ = ["folder"]
+
+ENDINGS = (".csv", ".npz", ".parquet")
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # how an archive begins, with and without members
+
+
+@checked
+def folder(
+    path: str | Path,
+    label: str = "y",
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    task: Literal["auto", "regression", "classification"] = "auto",
+    seed: int = 0,
+) -> Federation:
+    """One client for each `.npz`, `.csv` or `.parquet` file in a folder, named like the file without its ending.
+
+    Arguments:
+        path: of the folder; hidden files, folders inside it and files with other endings are ignored.
+        label: the column with the targets y, all others being x; in an `.npz` the array of that name, beside `x`.
+            Whole numbers, true/false and text are classes (text is numbered in sorted order over all clients).
+        held_out: the share of each client's points that is kept for scoring its personal model.
+        task: what y is, when its type does not tell.
+        seed: decides which points are held out.
+    """
+    files = _files(Path(path))
+    inputs, labels = [], []
+    first: tuple[Path, list[str]] | None = None  # the table that decides on the order of the features
+    for file in files:
+        _check_readable(file)
+        if file.suffix.lower() == ".npz":
+            x, y = _arrays(file, label)
+        else:
+            table = _table(file)
+            features = _features(file, table.column_names, label)
+            first = first or (file, features)
+            _check_same(file, features, *first)
+            x, y = _numbers(file, table, first[1]), _labels(file, table, label)
+        inputs.append(x)
+        labels.append(y)
+    pairs = list(zip(inputs, _classes(files, labels, task), strict=True))
+    return Federation.from_clients(pairs, names=[file.stem for file in files], held_out=held_out, task=task, seed=seed)
+
+
+def _bad(file: Path, what: str) -> InputError:
+    """An error about a file: one line of bounded length, whatever characters come from inside the file."""
+    text = "".join(c if c.isprintable() else " " for c in f"file '{file.name}' {what}")
+    return InputError(textwrap.shorten(text, 500, placeholder=" ..."))
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+# Which files
+
+
+def _files(path: Path) -> list[Path]:
+    """The clients' files, in the order of their names."""
+    shown = repr(str(path))
+    try:
+        files = sorted((file for file in path.iterdir() if _is_client(file)), key=lambda file: file.name)
+    except FileNotFoundError:
+        raise InputError(f"folder: path = {shown} does not exist, should be a folder of clients' files") from None
+    except NotADirectoryError:
+        raise InputError(f"folder: path = {shown} is not a folder, should be a folder of clients' files") from None
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"folder: path = {shown} cannot be read ({reason})") from None
+    if not files:
+        raise InputError(f"folder: path = {shown} holds no client, should hold files ending in {', '.join(ENDINGS)}")
+    _check_names(files)
+    return files
+
+
+def _is_client(file: Path) -> bool:
+    """Whether this is a file that should be read. A broken link is one: a client must not vanish silently."""
+    if file.name.startswith(".") or file.suffix.lower() not in ENDINGS:
+        return False
+    return file.is_file() or (file.is_symlink() and not file.exists())
+
+
+def _check_names(files: list[Path]) -> None:
+    """Every client has a name of its own, and one that can be printed and hashed."""
+    seen: dict[str, Path] = {}
+    for file in files:
+        if not file.name.isprintable():
+            raise InputError(f"folder: the file name {file.name!a} has unprintable characters, rename the file")
+        if file.stem in seen:
+            other = seen[file.stem].name
+            raise _bad(file, f"and '{other}' are both client '{file.stem}', should be one file for each client")
+        seen[file.stem] = file
+
+
+def _check_readable(file: Path) -> None:
+    """Open a file and look at its first bytes, so that what fails later is its content."""
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(4)
+    except OSError as error:
+        raise _bad(file, f"cannot be read ({error.strerror or error})") from None
+    if not start:
+        raise _bad(file, f"is empty (zero bytes), should be a {file.suffix} file with the points of a client")
+    if file.suffix.lower() == ".npz" and start not in ZIP:  # numpy would take it for a single array or a pickle
+        raise _bad(file, "is not an .npz archive, should be one as numpy.savez writes it")
+
+
+# Arrays
+
+
+def _arrays(file: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and the labels in an `.npz` file."""
+    if label == "x":
+        raise _bad(file, "cannot have label = 'x', that array holds the inputs: should name another array")
+    arrays = _load(file, label)
+    for name in ("x", label):
+        if name not in arrays:
+            raise _bad(file, f"lacks an array: {unknown('array', name, arrays)}")
+    x, y = (_native(file, name, arrays[name], kinds) for name, kinds in (("x", "biuf"), (label, "biufU")))
+    if y.ndim == 0:
+        raise _bad(file, f"has a single value as array '{label}', should be one for each point")
+    return x, (y.astype(np.int64) if y.dtype.kind == "b" else y)  # true and false are classes
+
+
+def _load(file: Path, label: str) -> dict[str, Any]:
+    """The arrays by name; None for those that are not asked for. Nothing is ever unpickled."""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {name: archive[name] if name in ("x", label) else None for name in archive.files}
+    except Exception as error:
+        # A damaged archive can fail in every layer: zip, its compressors, and numpy's header, which is Python syntax.
+        if "Object arrays" in str(error):
+            raise _bad(file, "holds Python objects (a pickle), which are never loaded: save numbers or text") from None
+        raise _bad(file, f"is damaged or not an .npz file ({str(error) or type(error).__name__})") from None
+
+
+def _native(file: Path, name: str, array: Any, kinds: str) -> np.ndarray:
+    """An array of one of these kinds in the byte order of this machine."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
+        type_ = _name(array.dtype) if isinstance(array, np.ndarray) else "raw bytes"
+        raise _bad(file, f"has {type_} as array '{name}', should be numbers{' or text' if 'U' in kinds else ''}")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+# Tables
+
+
+def _table(file: Path) -> Any:
+    """A table with at least one row, its columns in the simplest types that hold them."""
+    import pyarrow as pa
+
+    read = _read_csv if file.suffix.lower() == ".csv" else _read_parquet
+    try:
+        table = read(file)
+        table.validate(full=True)
+        table = table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
+        raise _bad(file, f"is damaged or not a {file.suffix} file ({error})") from None
+    if table.num_rows == 0:
+        raise _bad(file, "has no points, leave it out")
+    return table
+
+
+def _read_csv(file: Path) -> Any:
+    from pyarrow import csv
+
+    # One block: the types of the columns are guessed from the first block alone, and later ones may not contradict it.
+    block = min(max(file.stat().st_size, 2**20), 2**31 - 1)
+    return csv.read_csv(
+        str(file),
+        read_options=csv.ReadOptions(block_size=block),
+        convert_options=csv.ConvertOptions(strings_can_be_null=True),
+    )
+
+
+def _read_parquet(file: Path) -> Any:
+    from pyarrow import parquet
+
+    # Not read_table: it would make further columns out of folders that are called like `year=2020`.
+    with parquet.ParquetFile(str(file)) as opened:
+        return opened.read()
+
+
+def _plain(type_: Any) -> Any:
+    """The type to read a column as: categories as their values, decimals as floats, true and false as 1 and 0."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(type_):
+        return _plain(type_.value_type)
+    if pa.types.is_decimal(type_):
+        return pa.float64()
+    if pa.types.is_boolean(type_):
+        return pa.int64()
+    # By name, since older versions of pyarrow do not know all of them.
+    return pa.large_string() if str(type_) in ("string", "large_string", "string_view") else type_
+
+
+def _features(file: Path, columns: list[str], label: str) -> list[str]:
+    """The columns besides the label, in the order of the file."""
+    for name in columns:
+        if not name or name.startswith("__index_level_"):
+            what = f"column '{name}'" if name else "a column without a name"
+            raise _bad(file, f"has {what}, likely the row numbers of a data frame: save it without its index")
+    name, count = Counter(columns).most_common(1)[0] if columns else ("", 0)
+    if count > 1:
+        raise _bad(file, f"has {count} columns '{name}', should be one of each name")
+    if label not in columns:
+        raise _bad(file, f"lacks the labels: {unknown('column', label, columns)}")
+    if len(columns) == 1:
+        raise _bad(file, f"has no column besides '{label}', should have at least one feature")
+    return [name for name in columns if name != label]
+
+
+def _check_same(file: Path, features: list[str], first: Path, expected: list[str]) -> None:
+    """The features are those of the first table, in any order."""
+    here, there = set(features), set(expected)
+    if here != there:
+        missing = [name for name in expected if name not in here]
+        extra = [name for name in features if name not in there]
+        parts = [f"{word} {_quoted(names)}" for word, names in (("lacks", missing), ("adds", extra)) if names]
+        raise _bad(file, f"should have the columns of '{first.name}', but {' and '.join(parts)}")
+
+
+def _column(file: Path, table: Any, name: str) -> Any:
+    """A column without empty cells."""
+    column = table.column(name)
+    if count := column.null_count:
+        cells = "1 empty cell" if count == 1 else f"{count} empty cells"
+        raise _bad(file, f"has {cells} (nothing, NA or null) in column '{name}': fill them or drop those rows")
+    return column
+
+
+def _numbers(file: Path, table: Any, features: list[str]) -> np.ndarray:
+    """The inputs x[points, features]."""
+    from pyarrow import types
+
+    columns = []
+    for name in features:
+        column = _column(file, table, name)
+        if not (types.is_integer(column.type) or types.is_floating(column.type)):
+            raise _bad(file, f"has values of type {_name(column.type)} in column '{name}', should be numbers")
+        columns.append(column.to_numpy())
+    return np.column_stack(columns)
+
+
+def _labels(file: Path, table: Any, label: str) -> np.ndarray:
+    """The labels y[points]; text as an array of Python strings."""
+    from pyarrow import types
+
+    column = _column(file, table, label)
+    if not (types.is_integer(column.type) or types.is_floating(column.type) or types.is_large_string(column.type)):
+        raise _bad(file, f"has values of type {_name(column.type)} in column '{label}', should be numbers or text")
+    return np.array(column.to_numpy())  # a copy: the memory of a table is read-only, which torch does not like
+
+
+def _name(type_: Any) -> str:
+    """What numpy or pyarrow calls a type, but text in plain words."""
+    return "text" if str(type_) == "large_string" or str(type_).startswith("<U") else str(type_)
+
+
+# Labels of all clients
+
+
+def _classes(files: list[Path], labels: list[np.ndarray], task: str) -> list[np.ndarray]:
+    """The labels as numbers: text becomes the classes 0, 1, ... in sorted order over all clients."""
+    text = [y.dtype.kind in "UO" for y in labels]
+    if not any(text):
+        return labels
+    example = files[text.index(True)]
+    if task == "regression":
+        raise _bad(example, "has text as labels, should be numbers for task = 'regression'")
+    if not all(text):
+        # Not guessed: a typing error in one file would make classes of everyone's numbers.
+        number = files[text.index(False)]
+        raise _bad(number, f"has numbers as labels, but '{example.name}' has text: should be the same in all files")
+    values = [y.ravel().tolist() for y in labels]
+    place = {name: i for i, name in enumerate(sorted(set().union(*values)))}
+    numbers = [np.array([place[name] for name in row], dtype=np.int64) for row in values]
+    return [new.reshape(y.shape) for new, y in zip(numbers, labels, strict=True)]

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import settings
+
+# The same examples in every run, and no time limit per example: the machines of CI are slow at times.
+settings.register_profile("fedsoft", deadline=None, derandomize=True, database=None, max_examples=60)
+settings.load_profile("fedsoft")
+
+# As in a run: sums that are split over threads round differently, and the tensors here are too small to gain by it.
+torch.set_num_threads(1)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedsoft.cli import app, main
+
+FAST = ["--set", "clients=10", "--set", "points=[8, 20]", "--set", "K=4", "--set", "epochs=1", "--set", "test_points=9",
+        "--rounds", "3"]  # fmt: skip
+
+
+def fedsoft(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command as a user calls it."""
+    program = Path(sys.executable).parent / "fedsoft"
+    return subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def call(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> tuple[int, str, str]:
+    """The same in this process: quicker, exit code and both outputs."""
+    monkeypatch.setattr(sys, "argv", ["fedsoft", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    printed = capsys.readouterr()
+    return int(caught.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: call(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_run_prints_everything_that_was_promised(run: Any, tmp_path: Path) -> None:
+    code, out, _ = run("run", "synthetic-10-90", *FAST)
+    assert code == 0
+    for words in (
+        "oracle",
+        "noise floor",
+        "c0",
+        "c1",
+        "θ0",
+        "held out",
+        "worst decile",
+        "true share",
+        "gradients",
+        "Saved",
+    ):
+        assert words in out, words
+    folder = next((tmp_path / "runs").iterdir())
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in folder.iterdir()} >= {
+        "spec.toml", "run.json", "rounds.jsonl", "state.safetensors", "scores.json"
+    }  # fmt: skip
+
+
+def test_a_second_run_shows_the_first(run: Any, tmp_path: Path) -> None:
+    _, first, _ = run("run", "synthetic-10-90", *FAST)
+    code, second, told = run("run", "synthetic-10-90", *FAST)
+    assert code == 0
+    assert second == first
+    assert "was finished before" in told
+    run("run", "synthetic-10-90", *FAST, "--again")
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_json_is_json_and_nothing_else(run: Any) -> None:
+    code, out, _ = run("run", "synthetic-10-90", *FAST, "--json", "--seeds", "0..1")
+    assert code == 0
+    found = json.loads(out)["runs"]
+    assert [r["spec"]["seed"] for r in found] == [0, 1]
+    assert found[0]["scores"]["centers"]
+    name = found[0]["run"]
+    assert json.loads(run("show", name, "--json")[1])["runs"][0] == found[0]
+    assert [row["run"] for row in json.loads(run("ls", "--json")[1])] == [r["run"] for r in found]
+
+
+def test_several_seeds_end_in_means_and_deviations(run: Any) -> None:
+    _, out, _ = run("run", "synthetic-10-90", *FAST, "--seeds", "0,2")
+    assert "over 2 seeds: mean ± deviation" in out
+    assert "divided by" in out
+
+
+def test_show_and_ls(run: Any) -> None:
+    assert "no runs" in run("ls")[1]
+    run("run", "synthetic-10-90", *FAST)
+    code, out, _ = run("ls")
+    assert code == 0
+    assert "synthetic-10-90-s0-" in out
+    assert "finished" in out
+    assert "oracle" in run("show", "synthetic")[1]
+    assert run("resume", "synthetic")[0] == 0
+
+
+def test_a_toml_file_runs(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        'rounds = 2\nalgorithm = "fedsoft"\nmodel = "mlp"\npartition = "random"\n'
+        '[dataset]\nname = "synthetic"\nS = 3\nclients = 6\npoints = [5, 9]\ntest_points = 10\n'
+        '[local]\nname = "sgd"\nepochs = 1\n'
+    )
+    code, out, err = run("run", "own.toml")
+    assert code == 0, err
+    assert "random partition" in out
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "partitions", "models", "solvers", "presets"])
+def test_list(run: Any, kind: str) -> None:
+    code, out, _ = run("list", kind)
+    assert code == 0
+    rows = json.loads(run("list", kind, "--json")[1])
+    assert rows
+    for row in rows:
+        assert row["name"] in out
+        assert row["about"], row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "synthetic-10-9"], "did you mean 'synthetic-10-90'"),
+        (["run", "missing.toml"], "cannot read 'missing.toml'"),
+        (["run", "synthetic-10-90", "--set", "K=101"], "K = 101"),
+        (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "fedsoft.S = 0"),
+        (["run", "synthetic-10-90", "--seed", "1", "--seeds", "0..4"], "cannot be given together"),
+        (["run", "synthetic-10-90", "--seeds", "4..0"], "is empty"),
+        (["run", "synthetic-10-90", "--seeds", "x"], "0..4"),
+        (["run", "synthetic-10-90", "--seed", "-1"], "seed = -1"),
+        (["run", "synthetic-10-90", "--rounds", "-1"], "rounds = -1"),
+        (["run", "synthetic-10-90", "--device", "tpu"], "'tpu' is not available"),
+        (["run", "synthetic-10-90", "--set", "local.lr=1e30"], "diverged"),
+        (["show", "nothing"], "there is no run 'nothing'"),
+        (["resume", "nothing"], "there is no run 'nothing'"),
+        (["show", "/"], "not the folder of a fedsoft run"),
+        (["list", "algorithm"], "did you mean 'algorithms'"),
+        (["run", "synthetic-10-90", "--out", "/dev/null/x"], "cannot write to"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.strip().count("\n") == 0
+    assert "Traceback" not in err
+
+
+def test_a_damaged_run_is_refused_and_listed_as_such(run: Any, tmp_path: Path) -> None:
+    run("run", "synthetic-10-90", *FAST)
+    folder = next((tmp_path / "runs").iterdir())
+    (folder / "run.json").write_text("{")
+    code, _, err = run("show", folder.name)
+    assert code == 2
+    assert "is damaged" in err
+    assert "damaged" in run("ls")[1]
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    group = typer.main.get_command(app)
+    names = list(group.commands)  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(names) >= {"run", "ls", "show", "resume", "list"}
+    for name in names:
+        shown = CliRunner().invoke(app, [name, "--help"])
+        assert shown.exit_code == 0
+        assert f"fedsoft {name}" in shown.output.split("Example:")[1]
+
+
+@pytest.mark.engine
+def test_the_installed_command_without_arguments_shows_help(tmp_path: Path) -> None:
+    assert "Usage: fedsoft" in fedsoft("--help", cwd=tmp_path).stdout
+    assert fedsoft("--version", cwd=tmp_path).stdout.startswith("fedsoft 0.")
+    assert fedsoft("nonsense", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.engine
+def test_completion_offers_presets(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "_FEDSOFT_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedsoft run syn",
+        "COMP_CWORD": "2",
+    }
+    program = Path(sys.executable).parent / "fedsoft"
+    done = subprocess.run([program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "synthetic-10-90" in done.stdout
+
+
+@pytest.mark.engine
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "fedsoft"
+    process = subprocess.Popen(
+        [program, "run", "synthetic-10-90", "--rounds", "5000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/*/state.safetensors")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped and saved after round" in err
+    assert "fedsoft resume runs/synthetic-10-90" in err
+    assert "Traceback" not in err
+    listed = fedsoft("ls", cwd=tmp_path)
+    assert "stopped" in listed.stdout

@@ -1,0 +1,93 @@
+"""The layout holds: imports go downwards only, siblings do not know each other, heavy packages stay in their rooms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import fedsoft
+
+ROOT = Path(fedsoft.__file__).parent
+KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
+
+# From the ground up. A module may import what stands before it.
+ORDER = [
+    "errors", "checks", "seeds", "partition", "clientdata", "federation", "model", "plugins",
+    "partitions", "models", "datasets", "local", "solvers", "contract", "mixing", "algorithms",
+    "simulate", "scores", "training", "spec", "store", "runs", "reports", "progress", "cli",
+]  # fmt: skip
+
+
+def modules() -> dict[str, set[str]]:
+    """Every module of the package (dotted, without `fedsoft.`) with the modules of the package it imports."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        imports = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "fedsoft":
+                imports |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedsoft."):
+                imports.add((node.module or "").removeprefix("fedsoft."))
+            elif isinstance(node, ast.Import):
+                imports |= {a.name.removeprefix("fedsoft.") for a in node.names if a.name.startswith("fedsoft.")}
+        found[name] = imports
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def test_every_module_has_its_place() -> None:
+    assert {room(name) for name in modules()} - {"__init__"} == set(ORDER)
+
+
+def test_imports_go_downwards() -> None:
+    for name, imports in modules().items():
+        if name == "__init__" or name.endswith(".__init__"):
+            continue
+        for other in imports - {"__version__"}:
+            if room(other) != room(name):
+                assert ORDER.index(room(other)) < ORDER.index(room(name)), f"{name} imports {other}"
+
+
+def test_siblings_do_not_import_each_other() -> None:
+    for name, imports in modules().items():
+        if room(name) in KINDS and not name.endswith("__init__"):
+            assert not {other for other in imports if room(other) == room(name)}, name
+
+
+def imported_packages(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def test_only_reports_draw_and_nobody_pickles() -> None:
+    for path in ROOT.rglob("*.py"):
+        names = imported_packages(path)
+        assert not names & {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}, path
+        if "reports" not in path.parts:
+            assert "matplotlib" not in names, path
+
+
+def test_only_seeds_makes_generators() -> None:
+    """Every draw is named."""
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text("utf-8")
+        if path.name != "seeds.py":
+            for banned in ("np.random.seed", "np.random.default_rng", "torch.rand", "import random", "torch.Generator"):
+                assert banned not in text.replace("torch.random.fork_rng", ""), f"{banned} in {path.name}"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, fedsoft.cli; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,190 @@
+"""A run that is stopped at any moment ends in the same bits as one that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedsoft as fs
+from fedsoft import spec
+from fedsoft.errors import StoreError
+from fedsoft.runs import Stage, execute, load, place
+from fedsoft.store import RunFolder
+
+SMALL = ["clients=12", "points=[8, 20]", "K=5", "epochs=2", "test_points=50", "rounds=30"]
+QUICK = Stage()
+
+
+def small(*changes: str) -> spec.RunSpec:
+    return spec.read("synthetic-10-90", [*SMALL, *changes])
+
+
+def without_times(folder: RunFolder) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in folder.records()]
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    assert (one.path / "state.safetensors").read_bytes() == (other.path / "state.safetensors").read_bytes()
+    assert without_times(one) == without_times(other)
+    assert one.scores() == other.scores()
+
+
+def start(chosen: spec.RunSpec, out: Path, pause: float) -> subprocess.Popen[str]:
+    """A real process that runs the spec, with a short pause after every round so that it can be hit in between."""
+    code = f"""
+import sys, time
+from pathlib import Path
+from fedsoft.runs import Stage, execute
+from fedsoft.spec import RunSpec
+import tomllib
+spec = RunSpec.from_dict(tomllib.loads({chosen.to_toml()!r}), {chosen.label!r})
+_, finished = execute(spec, Path({str(out)!r}), Stage(on_round=lambda record: time.sleep({pause})))
+print("finished" if finished else "stopped")
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rounds(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    log, deadline = path / "rounds.jsonl", time.monotonic() + 60
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    chosen = small()
+    folder, finished = execute(chosen, tmp_path_factory.mktemp("whole") / chosen.id, QUICK)
+    assert finished
+    return folder
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("after", [1, 9, 20])
+def test_kill_and_resume_gives_the_same_bits(tmp_path: Path, whole: RunFolder, after: int) -> None:
+    path = tmp_path / "run"
+    process = start(small(), path, pause=0.01)
+    wait_for_rounds(path, after, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert RunFolder.open(path).scores() is None
+    folder, finished = execute(small(), path, QUICK)
+    assert finished
+    assert_same(folder, whole)
+
+
+@pytest.mark.engine
+def test_many_kills_in_a_row(tmp_path: Path, whole: RunFolder) -> None:
+    path = tmp_path / "run"
+    done = 0
+    for _ in range(3):
+        process = start(small(), path, pause=0.01)
+        wait_for_rounds(path, done + 4, process)
+        process.kill()
+        process.communicate()
+        done = len(RunFolder.open(path).records())
+    folder, _ = execute(small(), path, QUICK)
+    assert_same(folder, whole)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_finishes_the_round_and_saves(tmp_path: Path, whole: RunFolder, sign: signal.Signals) -> None:
+    path = tmp_path / "run"
+    process = start(small(), path, pause=0.05)
+    wait_for_rounds(path, 5, process)
+    process.send_signal(sign)
+    printed, complaints = process.communicate(timeout=60)
+    assert printed.strip() == "stopped", complaints
+    point = RunFolder.open(path).checkpoint()
+    assert point is not None
+    assert point.rounds == len(RunFolder.open(path).records())
+    folder, _ = execute(small(), path, QUICK)
+    assert_same(folder, whole)
+
+
+def test_resume_with_another_chunk_draws_the_same(tmp_path: Path, whole: RunFolder) -> None:
+    folder, _ = execute(small(), tmp_path / "run", Stage(chunk=5))
+    one, other = folder.checkpoint(), whole.checkpoint()
+    assert one is not None
+    assert other is not None
+    assert torch.allclose(one.state["centers"], other.state["centers"], rtol=1e-4, atol=1e-4)
+    assert [r["selected"] for r in folder.records()] == [r["selected"] for r in whole.records()]
+
+
+def test_a_failing_disk_leaves_a_run_that_can_be_taken_up(
+    tmp_path: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls = tmp_path / "run", 0
+    replace = Path.replace
+
+    def fail_once(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise OSError(28, os.strerror(28))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_once)
+    with pytest.raises(StoreError, match="No space left on device"):
+        execute(small(), path, QUICK)
+    monkeypatch.undo()
+    assert not list(path.glob(".*"))
+    folder, _ = execute(small(), path, QUICK)
+    assert_same(folder, whole)
+
+
+def test_a_finished_run_is_not_touched_again(whole: RunFolder) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in whole.path.iterdir()}
+    _, finished = execute(small(), whole.path, QUICK)
+    assert finished
+    assert {path.name: path.stat().st_mtime_ns for path in whole.path.iterdir()} == before
+
+
+def test_the_same_run_has_the_same_place_and_again_counts_up(tmp_path: Path) -> None:
+    first = place(small(), tmp_path)
+    assert place(small(), tmp_path) == first
+    assert place(small("lam=2"), tmp_path) != first
+    first.mkdir()
+    assert place(small(), tmp_path, again=True).name == f"{first.name}-2"
+
+
+def test_a_bad_spec_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(fs.InputError, match="K = 99"):
+        execute(small("K=99"), tmp_path / "run", QUICK)
+    with pytest.raises(fs.InputError, match="exact"):
+        execute(small("model=mlp", "local=exact"), tmp_path / "run", QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loaded_run_is_the_run(whole: RunFolder) -> None:
+    run = load(whole.path)
+    assert run.rounds == 30
+    assert json.loads(json.dumps(run.scores().to_dict())) == whole.scores()
+    fitted = fs.fit(
+        fs.FedSoft(S=2, K=5),
+        fs.datasets.synthetic(clients=12, points=(8, 20), test_points=50),
+        fs.models.linear(),
+        rounds=30,
+        local=fs.Adam(epochs=2),
+    )
+    assert torch.equal(fitted.state["centers"], run.state["centers"])
+    assert torch.equal(fitted.personal(3)["weight"], run.personal("3")["weight"])
+
+
+def test_divergence_is_named_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(fs.DivergedError, match="diverged"):
+        execute(small("local=sgd", "local.lr=1e6"), tmp_path / "run", QUICK)
+    point = RunFolder.open(tmp_path / "run").checkpoint()
+    if point is not None:
+        assert all(bool(torch.isfinite(t).all()) for t in point.state.values())
