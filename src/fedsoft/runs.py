@@ -113,8 +113,9 @@ def _carry(
                 folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
             saved = run.rounds
 
+        left = range(run.rounds, spec.rounds)
         with _stop_when_asked() as asked:
-            for run.state, record in play(simulation, federation, state, range(run.rounds, spec.rounds)):
+            for run.state, record in play(simulation, federation, state, left):
                 folder.append(record)
                 run.history.append(record)
                 if pace.due():

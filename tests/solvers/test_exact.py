@@ -44,7 +44,7 @@ def test_the_gradient_of_the_local_objective_vanishes_at_the_solution(
         assert float(gradient.abs().max()) < 1e-10
 
 
-@pytest.mark.parametrize("scales", [(1.0,) * 10, tuple(10.0 ** (k - 5) for k in range(10))], ids=["alike", "uneven"])
+@pytest.mark.parametrize("scales", [(1.0,) * 10, tuple(10.0 ** (k / 3) for k in range(10))], ids=["alike", "uneven"])
 def test_with_fewer_points_than_parameters_and_no_pull_the_solution_is_the_one_of_least_norm(
     scales: tuple[float, ...],
 ) -> None:

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import vector_to_parameters
+
+import fedsoft as fs
+from fedsoft.errors import InputError
+from fedsoft.federation import DataShape
+from fedsoft.model import Model
+from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
+
+IMAGES = DataShape("classification", (1, 6, 6), 3)
+SEQUENCES = DataShape("classification", (7,), 3)
+VECTORS = DataShape("regression", (3,), 1)
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+class Recurrent(nn.Module):
+    """Reads the inputs as a sequence of numbers."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, num_layers=2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+def one_by_one(make: Callable[[], nn.Module], w: Tensor, x: Tensor) -> Tensor:
+    net = make().to(w.dtype)
+    outputs = []
+    for k in range(len(w)):
+        vector_to_parameters(w[k], net.parameters())
+        outputs.append(net(x[k]).detach())
+    return torch.stack(outputs)
+
+
+def uses_vmap(model: Model) -> bool:
+    return model.forward.__name__ != "each"
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "stacked"), [(convolution, IMAGES, True), (Recurrent, SEQUENCES, False)], ids=["conv", "lstm"]
+)
+def test_outputs_of_a_stack_equal_the_networks_one_by_one(
+    make: Callable[[], nn.Module], shape: DataShape, stacked: bool
+) -> None:
+    # A recurrent network cannot be stacked by vmap and has to fall back to client by client.
+    model = fs.models.module(make)(shape)
+    assert uses_vmap(model) == stacked
+    w, x = random_stack(model, 3), torch.randn(3, 5, *shape.input, dtype=torch.float64)
+    assert torch.allclose(model.outputs(w, x), one_by_one(make, w, x), atol=1e-12)
+
+
+def test_a_recurrent_network_learns_client_by_client() -> None:
+    run = fs.fit(
+        fs.FedSoft(S=2, K=2),
+        federation(class_clients((9, 6, 12), dimension=7, classes=3)),
+        Recurrent(),
+        rounds=2,
+        local=fs.Adam(lr=0.02, epochs=5, batch=4),
+    )
+    losses = run.model.loss(
+        run.model.outputs(run.simulation.memory["w"][:1], run.federation.train.client(0)[0].float()[None]),
+        run.federation.train.client(0)[1][None],
+    )
+    assert float(losses.mean()) < np.log(3)
+
+
+def test_biases_start_at_0_whatever_a_layer_calls_them() -> None:
+    model = fs.models.module(Recurrent)(SEQUENCES)
+    params = model.layout.unflatten(model.draw(np.random.default_rng(0)))
+    assert {name: float(p.abs().max()) for name, p in params.items() if "bias" in name} == {
+        name: 0.0 for name in params if "bias" in name
+    }
+
+
+def test_scales_of_a_norm_start_at_1() -> None:
+    model = fs.models.module(convolution)(IMAGES)
+    assert model.layout.unflatten(model.draw(np.random.default_rng(0)))["1.weight"].tolist() == [1.0] * 4
+
+
+def test_building_and_drawing_leave_the_global_generator_of_torch_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    fs.models.module(convolution, init="own")(IMAGES).draw(np.random.default_rng(0))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_own_first_values_are_those_of_the_networks_constructor_and_follow_the_generator() -> None:
+    def make() -> nn.Module:
+        layer = nn.Linear(3, 1)
+        nn.init.uniform_(layer.weight, 5, 6)
+        nn.init.constant_(layer.bias, 7)
+        return layer
+
+    model = fs.models.module(make, init="own")(VECTORS)
+    first, again, other = (model.draw(np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert bool(((first[:3] >= 5) & (first[:3] <= 6)).all())
+    assert float(first[3]) == 7
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_own_first_values_need_a_function_that_makes_the_network() -> None:
+    with pytest.raises(InputError, match="needs a function"):
+        fs.models.module(nn.Linear(3, 1), init="own")
+
+
+def test_the_users_network_is_not_changed_by_training() -> None:
+    net = nn.Linear(3, 1)
+    before = [p.detach().clone() for p in net.parameters()]
+    fs.fit(fs.FedSoft(), federation(regression_clients((5, 6))), net, rounds=1, local=fs.SGD(epochs=1))
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_a_network_can_be_named_by_its_import_path() -> None:
+    assert fs.models.module(f"{__name__}:convolution")(IMAGES).size == fs.models.module(convolution)(IMAGES).size
+    with pytest.raises(InputError, match="should be 'package.module:name'"):
+        fs.models.module("convolution")
+    with pytest.raises(InputError, match="cannot be imported"):
+        fs.models.module("tests:nothing")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_refused_with_advice() -> None:
+    with pytest.raises(InputError, match=r"'1' \(BatchNorm1d\) keeps running statistics.*GroupNorm"):
+        fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))(VECTORS)
+
+
+def test_dropout_is_refused_with_advice() -> None:
+    with pytest.raises(InputError, match=r"'1' \(Dropout, p=0.5\) draws random numbers.*p=0"):
+        fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)))(VECTORS)
+    fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1)))(VECTORS)
+
+
+def test_dropout_inside_a_recurrent_layer_is_refused_too() -> None:
+    # It is an option of the layer, not a module of its own; unseeded it would make every run another.
+    with pytest.raises(InputError, match="draws random numbers"):
+        fs.models.module(lambda: Recurrent(dropout=0.5))(SEQUENCES)
+
+
+def test_dropout_inside_attention_is_refused_too() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.view(-1, 2, 4)
+            return self.attention(x, x, x)[0].flatten(1)
+
+    with pytest.raises(InputError, match="draws random numbers"):
+        fs.models.module(Attention)(DataShape("regression", (8,), 8))
+
+
+def test_a_network_without_parameters_is_refused() -> None:
+    with pytest.raises(InputError, match="no parameters"):
+        fs.models.module(nn.Flatten)(VECTORS)
+
+
+def test_a_network_that_does_not_take_the_inputs_is_refused_in_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"fails on 3 points of shape \[3\]"):
+        fs.models.module(lambda: nn.Linear(5, 1))(VECTORS)
+
+
+def test_a_factory_that_makes_no_network_is_refused() -> None:
+    with pytest.raises(InputError, match="made a int"):
+        fs.models.module(lambda: 3)(VECTORS)
+
+
+def fitted(model: object, pairs: Pairs) -> Tensor:
+    run = fs.fit(
+        fs.FedSoft(),
+        federation(pairs),
+        model,
+        rounds=2,
+        local=fs.SGD(epochs=1, batch=5),
+        dtype="float64",  # type: ignore[arg-type]
+    )
+    return run.state["centers"]
+
+
+def test_an_output_of_the_wrong_shape_is_refused() -> None:
+    with pytest.raises(InputError, match=r"output has shape \[4, 2\] for 4 points, should be \[4, 4\]"):
+        fitted(nn.Linear(3, 2), class_clients())
+
+
+class Squeezed(nn.Module):
+    """A network that drops the axis of its one output, with or without saying which."""
+
+    def __init__(self, *axis: int) -> None:
+        super().__init__()
+        self.layer, self.axis = nn.Linear(3, 1), axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze(*self.axis)
+
+
+def test_a_network_that_squeezes_is_right_or_refused_on_batches_of_one_point() -> None:
+    # All clients have a last batch of one point, where a bare squeeze() drops the axis of points as well.
+    pairs = regression_clients((6, 11, 16))
+    expected = fitted(fs.models.module(lambda: Squeezed(1)), pairs)
+    try:
+        centers = fitted(fs.models.module(Squeezed), pairs)
+    except InputError:
+        return
+    assert torch.allclose(centers, expected, atol=1e-9)
+
+
+def test_a_network_that_looks_at_the_whole_batch_is_refused_or_ignores_padding() -> None:
+    # Batch statistics of a padded batch are not those of the client's points.
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1))
+
+    pairs = regression_clients((5, 7, 10))
+    try:
+        together, apart = (
+            fs.fit(
+                fs.FedSoft(), federation(pairs), fs.models.module(make), rounds=1, local=fs.SGD(epochs=1, batch=5),
+                dtype="float64", chunk=chunk,
+            ).state["centers"]
+            for chunk in (3, 1)
+        )  # fmt: skip
+    except InputError:
+        return
+    assert torch.allclose(together, apart, atol=1e-9)
+
+
+# --- a loss of the user's ---------------------------------------------------------------------------------------------
+
+
+def absolute(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).abs()
+
+
+def test_a_loss_of_ones_own_is_what_is_minimised_and_scored() -> None:
+    model = fs.models.module(nn.Linear(3, 1), loss=absolute)(VECTORS)
+    w = random_stack(model, 2)
+    x, y = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    assert torch.allclose(model.loss(model.outputs(w, x), y), (model.outputs(w, x) - y).abs())
+    sign = (model.outputs(w, x) - y).sign()
+    gradient = model.gradient(w, x, y, torch.ones(2, 5, dtype=torch.float64))
+    assert torch.allclose(gradient[:, :3], torch.einsum("mb,mbd->md", sign, x), atol=1e-12)
+    assert model.metric.name == "loss"
+    assert not model.metric.higher_is_better
+
+
+def test_a_loss_of_ones_own_keeps_accuracy_as_the_metric_of_classes() -> None:
+    def focal(output: Tensor, y: Tensor) -> Tensor:
+        plain = F.cross_entropy(output, y, reduction="none")
+        return (1 - (-plain).exp()) ** 2 * plain
+
+    model = fs.models.module(nn.Linear(3, 4), loss=focal)(DataShape("classification", (3,), 4))
+    output, y = torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5))
+    assert torch.allclose(model.loss(output, y)[1], focal(output[1], y[1]))
+    assert model.metric.name == "accuracy"
+
+
+@pytest.mark.parametrize("first", [1, 5], ids=["first-client-of-one-point", "first-client-of-five"])
+def test_a_loss_that_averages_over_the_batch_is_refused_with_advice(first: int) -> None:
+    with pytest.raises(InputError, match="one number per point"):
+        fitted(fs.models.module(nn.Linear(3, 1), loss=F.mse_loss), regression_clients((first, 6, 7)))
