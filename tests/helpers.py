@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.batches import Problem, Prox
 from fedsoft.clientdata import ClientData
 from fedsoft.federation import DataShape, Federation
-from fedsoft.local import Problem, Prox
 from fedsoft.model import Model
 from fedsoft.seeds import generator
 

@@ -15,7 +15,7 @@ KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
 # From the ground up. A module may import what stands before it.
 ORDER = [
     "errors", "checks", "seeds", "partition", "clientdata", "federation", "model", "plugins",
-    "partitions", "models", "datasets", "local", "solvers", "contract", "mixing", "algorithms",
+    "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
     "simulate", "scores", "training", "spec", "store", "runs", "reports", "progress", "cli",
 ]  # fmt: skip
 

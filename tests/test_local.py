@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import fedsoft as fs
 from fedsoft import local
+from fedsoft.batches import Plan, Prox, plan_batches
 from fedsoft.clientdata import ClientData
-from fedsoft.local import Prox, blocks, losses_of_all, own_outputs, plan_batches
+from fedsoft.local import blocks, losses_of_all, own_outputs
 from fedsoft.seeds import generator
 from tests.helpers import RAGGED, class_clients, problem, random_stack, regression_clients, shape_of
 
@@ -28,25 +29,29 @@ def drawn(data: ClientData, t: int = 0) -> list[np.random.Generator]:
 # --- the plan of batches ----------------------------------------------------------------------------------------------
 
 
+def batches_of(plan: Plan, epoch: int, client: int) -> list[tuple[list[int], list[float]]]:
+    """The places and weights of each batch of a client, without padding."""
+    row = plan.clients.tolist().index(client)
+    found = []
+    for column in torch.nonzero(plan.owners == row).flatten().tolist():
+        real = plan.weights[:, column] > 0
+        found.append((plan.places[epoch, :, column][real].tolist(), plan.weights[real, column].tolist()))
+    return found
+
+
 @given(sizes_of_clients, st.integers(1, 5), st.integers(1, 3))
 def test_every_epoch_visits_each_point_of_each_client_once_with_equal_weight_in_its_batch(
     sizes: list[int], batch: int, epochs: int
 ) -> None:
     data = of_sizes(sizes)
     plan = plan_batches(data, batch, epochs, drawn(data), torch.float64)
-    for places in plan.places:
-        for row, k in enumerate(plan.clients.tolist()):
-            visited, weights = [], []
-            for b, active in enumerate(plan.active):
-                if row < active:
-                    part = slice(b * batch, (b + 1) * batch)
-                    real = plan.weights[row, part] > 0
-                    visited += places[row, part][real].tolist()
-                    weights.append(plan.weights[row, part][real])
-            assert sorted(visited) == data.client(k)[1].tolist()
-            assert [len(w) for w in weights[:-1]] == [batch] * (len(weights) - 1)
-            for w in weights:
-                assert w.tolist() == pytest.approx([1 / len(w)] * len(w))
+    for e in range(epochs):
+        for k in range(len(sizes)):
+            batches = batches_of(plan, e, k)
+            assert sorted(place for places, _ in batches for place in places) == data.client(k)[1].tolist()
+            assert [len(places) for places, _ in batches[:-1]] == [batch] * (len(batches) - 1)
+            for places, weights in batches:
+                assert weights == pytest.approx([1 / len(places)] * len(places))
 
 
 @given(sizes_of_clients, st.integers(1, 5))
@@ -65,15 +70,14 @@ def test_epochs_are_shuffled_anew() -> None:
 
 def test_without_generators_points_come_in_the_order_of_the_data() -> None:
     plan = plan_batches(of_sizes([3, 7]), 2, 2, None, torch.float64)
-    assert plan.places[:, 0].tolist() == [[3, 4, 5, 6, 7, 8, 9]] * 2
+    assert [places for places, _ in batches_of(plan, 1, 1)] == [[3, 4], [5, 6], [7, 8], [9]]
 
 
 def test_the_order_of_a_client_does_not_depend_on_the_others() -> None:
     alone, among = of_sizes([7]), of_sizes([7, 30, 2])
     single = plan_batches(alone, 3, 2, drawn(alone), torch.float64)
     plan = plan_batches(among, 3, 2, drawn(among), torch.float64)
-    row = plan.clients.tolist().index(0)
-    assert torch.equal(plan.places[:, row, :7], single.places[:, 0])
+    assert [batches_of(plan, e, 0) for e in range(2)] == [batches_of(single, e, 0) for e in range(2)]
 
 
 # --- the proximal pull ------------------------------------------------------------------------------------------------

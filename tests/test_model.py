@@ -82,5 +82,5 @@ def test_gradient_is_that_of_the_weighted_sum_of_losses_of_each_model_on_its_own
 
 def test_an_output_of_the_wrong_shape_is_refused_with_both_shapes() -> None:
     model = fs.models.linear()(DataShape("classification", (2,), 5))
-    with pytest.raises(InputError, match=r"output has shape \[4, 5\] for 4 points, should be \[4, 3\]"):
+    with pytest.raises(InputError, match=r"output .*\[4, 5\].*\[4, 3\]"):
         check_outputs(model, DataShape("classification", (2,), 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))

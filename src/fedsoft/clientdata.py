@@ -53,11 +53,15 @@ class ClientData:
         return self.x[begin : begin + size], self.y[begin : begin + size]
 
     @cached_property
+    def offsets(self) -> Tensor:
+        """Where each client begins among `points`."""
+        return torch.cumsum(self.sizes, 0) - self.sizes
+
+    @cached_property
     def points(self) -> Tensor:
         """The place in the pool of every point of these clients, client after client."""
-        offset = torch.cumsum(self.sizes, 0) - self.sizes
         along = torch.arange(int(self.sizes.sum()), device=self.sizes.device)
-        return along + torch.repeat_interleave(self.starts - offset, self.sizes)
+        return along + torch.repeat_interleave(self.starts - self.offsets, self.sizes)
 
     @cached_property
     def owners(self) -> Tensor:

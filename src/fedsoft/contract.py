@@ -8,20 +8,22 @@ behind it (rows of a stack in this process, other processes, other machines). A 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.batches import Problem, Prox
 from fedsoft.clientdata import ClientData
-from fedsoft.local import Moments, Problem, Prox, Solver, Work, losses_of_all, own_outputs
+from fedsoft.local import Moments, Solver, Work, losses_of_all, own_gradients, own_outputs
 from fedsoft.model import Model
 from fedsoft.seeds import generator
 
 State = dict[str, Tensor]
-"""What the server knows between rounds. `centers[S, P]` always, `u[N, S]` where the algorithm estimates mixtures."""
+"""What the server knows between rounds. `centers[S, P]` always, `u[N, S]` where the algorithm estimates mixtures. Names
+that end in `_k` hold one row for each client; a client that predicts is shown its own row of them."""
 
 Memory = dict[str, Tensor]
 """What clients keep for themselves between rounds, one row each. Never leaves them except in a reply."""
@@ -53,9 +55,13 @@ class Ask(Protocol):
     """The algorithm's only way to its clients."""
 
     sizes: Tensor  # [N]: n_k, which clients tell when they enrol
+    last: bool  # whether this is the last round of the run
 
-    def __call__(self, job: str, ids: Ids, **shared: Tensor) -> Answer:
-        """Send `shared` to the clients `ids`, have each do the job, return the replies of those that answered."""
+    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
+        """Have the clients `ids` do a job; the replies of those that answered.
+
+        `shared` is sent to all of them, `each` holds one row for each of them.
+        """
         ...
 
     @property
@@ -107,13 +113,33 @@ class Site:
         self.work.gradients.add_(gradients.cpu())
         return solved, moments
 
+    def solve_each(self, w: Tensor, point_weights: Tensor | None = None, label: str = "batches") -> Tensor:
+        """Solve S problems for each client, from `w[m, S, P]` with `point_weights[points, S]`: S times the work."""
+        m, count, size = w.shape
+        data = self.data.take(np.repeat(np.arange(m), count))
+        weights = None
+        if point_weights is not None:  # as the points of the repeated clients come: S runs of each client's points
+            client, s = data.owners // count, data.owners % count
+            along = torch.arange(len(data.owners), device=w.device) - data.offsets[data.owners]
+            weights = point_weights[self.data.offsets[client] + along, s]
+        names = [name for name in self.names for _ in range(count)]
+        wide = replace(self, data=data, names=names, work=Work.none(m * count))
+        solved, _ = wide.solve(w.reshape(m * count, size), point_weights=weights, label=label)
+        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        return solved.view(m, count, size)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """The gradient of each client's mean loss at `w[m, P]`, over all its points."""
+        self.work.gradients.add_(self.data.sizes.cpu())
+        return own_gradients(self.model, self.data, w)
+
     def losses(self, centers: Tensor) -> Tensor:
         """The loss of every point under every center, `[points, S]`."""
         self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
         return losses_of_all(self.model, self.data, centers)
 
     def predictions(self, w: Tensor) -> Tensor:
-        """What each client's own model predicts for each of its points."""
+        """What each client's own model `w[m, P]` predicts for each of its points."""
         self.work.evaluations.add_(self.data.sizes.cpu())
         return self.model.predict(own_outputs(self.model, self.data, w))
 
@@ -158,8 +184,16 @@ class Algorithm(Protocol):
         ...
 
     def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The clients' personal predictions for the points of the site (values or probabilities)."""
+        """The clients' personal predictions for the points of the site (values or probabilities).
+
+        `shared` is the server's state, with only the clients' own rows of entries named `..._k`.
+        """
         ...
+
+
+def rows_of(state: State, rows: Tensor) -> State:
+    """The server's state as some clients see it: their own rows of what is kept for each client."""
+    return {name: value[rows] if name.endswith("_k") else value for name, value in state.items()}
 
 
 def prefixed(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class Truth:
     def fractions(self, train: ClientData) -> Tensor:
         """The share of each source among each client's training points: what u_ks estimates, `[N, sources]`."""
         one_hot = torch.nn.functional.one_hot(self.train_sources, len(self.names)).double()
-        return train.mean_by_client(one_hot)
+        return train.mean_by_client(one_hot[train.points])
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     pair = []
     for part, value in (("x", x), ("y", y)):
         try:
-            tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
+            # A copy: arrays may be read-only or run backwards, and the caller may write to his later.
+            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         except (TypeError, ValueError) as error:
             raise InputError(f"client '{name}': {part} is not an array of numbers ({error})") from None
         if tensor.is_complex():
@@ -124,6 +125,8 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         )
     if len(y) == 0:
         raise InputError(f"client '{name}' has no points, leave it out")
+    if y.ndim == 2 and y.shape[1] == 1:  # one target in a column
+        y = y[:, 0]
     return (x if x.is_floating_point() else x.float()), y
 
 

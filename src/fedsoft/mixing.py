@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
+from fedsoft.contract import Ask, Ids
+from fedsoft.errors import InputError
 
 
 def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor:
@@ -54,6 +57,21 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
         first = first[np.isfinite(times[:, s].ravel()[first])]
         np.add.at(drawn[s], first % clients, 1)
     return torch.from_numpy(drawn)
+
+
+def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
+    """K clients drawn uniformly without replacement for this round, or everybody."""
+    if K == "all":
+        return ask.everyone
+    uniform = torch.full((1, len(ask.sizes)), 1 / len(ask.sizes), dtype=torch.float64)
+    drawn = select(uniform, K, ask.generators("select"), replacement=False)
+    return torch.nonzero(drawn[0]).flatten().numpy()
+
+
+def check_participants(owner: str, K: int | Literal["all"], clients: int) -> None:
+    """K distinct clients must exist."""
+    if K != "all" and K > clients:
+        raise InputError(f"{owner}.K = {K} is not allowed: should be at most {clients}, the number of clients")
 
 
 def average(w: Tensor, weights: Tensor, old: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def xavier_normal(layout: Layout, keep: Tensor | None = None) -> Callable[[np.ra
                 field = math.prod(shape[2:])
                 deviation = math.sqrt(2 / ((shape[0] + shape[1]) * field))
                 w[place] = torch.from_numpy(rng.standard_normal(place.stop - place.start) * deviation).to(w.dtype)
-            elif name.endswith("bias"):
+            elif name.rpartition(".")[2].startswith("bias"):  # also an LSTM's bias_ih_l0
                 w[place] = 0
         return w
 

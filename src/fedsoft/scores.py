@@ -11,9 +11,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.federation import Federation, Truth
-from fedsoft.local import Problem
 from fedsoft.model import Metric, Model
 from fedsoft.solvers.exact import Exact
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Answer, Ids, Memory, Reply, Site, State, is_job
+from fedsoft.contract import Algorithm, Answer, Ids, Memory, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, unknown
 from fedsoft.federation import Federation
 from fedsoft.local import Solver, Work
@@ -58,7 +58,7 @@ class Simulation:
         self.names, self.seed, self.absent = federation.names, seed, absent
         self.chunk = chunk or _chunk(model, self.data)
         self.sizes = federation.train.sizes.clone()
-        self.t = 0
+        self.t, self.last = 0, False
         self.cost = Cost()
         self.memory: Memory = {}
 
@@ -77,20 +77,24 @@ class Simulation:
         """One generator of this run and round for each client."""
         return [generator(self.seed, *labels, self.t, name) for name in self.names]
 
-    def __call__(self, job: str, ids: Ids, **shared: Tensor) -> Answer:
+    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
         """Have the clients `ids` do a job, chunk by chunk."""
         if not is_job(self.algorithm, job):
             jobs = [name for name in dir(type(self.algorithm)) if is_job(self.algorithm, name)]
             raise unknown(f"job of {type(self.algorithm).__name__}", job, jobs)
-        self.cost.bytes_down += len(ids) * _bytes(shared)
+        each = each or {}
+        self.cost.bytes_down += len(ids) * _bytes(shared) + _bytes(each)
         if self.absent is not None and len(ids):
-            ids = ids[~self.absent(job, self.t, [self.names[k] for k in ids])]
+            present = ~self.absent(job, self.t, [self.names[k] for k in ids])
+            ids, each = ids[present], {name: value[present] for name, value in each.items()}
         run: Callable[..., tuple[Memory, Reply]] = getattr(self.algorithm, job)
         replies: list[Reply] = []
-        for part in _chunks(ids, self.chunk):
+        for begin in range(0, len(ids), self.chunk):
+            part = ids[begin : begin + self.chunk]
             site = self._site(self.data, part)
             rows = torch.as_tensor(part, device=self.data.x.device)
-            mine, reply = run(site, {name: value[rows] for name, value in self.memory.items()}, shared)
+            sent = shared | {name: value[begin : begin + self.chunk] for name, value in each.items()}
+            mine, reply = run(site, {name: value[rows] for name, value in self.memory.items()}, sent)
             self._check_reply(job, part, reply)
             for name, value in mine.items():
                 self.memory[name].index_copy_(0, rows, value)
@@ -108,9 +112,9 @@ class Simulation:
         self.memory = {name: torch.cat([mine[name] for mine in enrolled]) for name in enrolled[0]}
         return self.algorithm.init(self._site(self.data, self.everyone[:0]), len(self.names))
 
-    def round(self, state: State, t: int) -> tuple[State, dict[str, Any]]:
+    def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; what it cost stands in `cost`."""
-        self.t, self.cost = t, Cost()
+        self.t, self.last, self.cost = t, last, Cost()
         return self.algorithm.round(state, t, self)
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
@@ -120,7 +124,7 @@ class Simulation:
             site = self._site(data, part)
             rows = torch.as_tensor(part, device=data.x.device)
             mine = {name: value[rows] for name, value in self.memory.items()}
-            prediction = self.algorithm.predict(site, mine, state)
+            prediction = self.algorithm.predict(site, mine, rows_of(state, rows))
             points = self.model.metric.per_point(prediction[None], data.y[site.data.points][None])[0]
             scores.append(site.data.mean_by_client(points.double()))
         return torch.cat(scores)
@@ -129,7 +133,9 @@ class Simulation:
         """What client k predicts for inputs `x[points, ...]`."""
         y = self.data.y.new_zeros((len(x), *self.data.y.shape[1:]))
         site = replace(self._site(self.data, np.array([k])), data=ClientData.concat([(x, y)]))
-        return self.algorithm.predict(site, {name: value[k : k + 1] for name, value in self.memory.items()}, state)
+        row = torch.tensor([k], device=self.data.x.device)
+        mine = {name: value[row] for name, value in self.memory.items()}
+        return self.algorithm.predict(site, mine, rows_of(state, row))
 
     def _site(self, data: ClientData, ids: Ids) -> Site:
         names = [self.names[k] for k in ids]

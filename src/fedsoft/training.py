@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation
-from fedsoft.local import Problem, Solver
+from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, check_outputs
 from fedsoft.models.module import module
 from fedsoft.scores import CenterView, Scores, score
@@ -120,7 +121,7 @@ def as_model(model: Builder | Model | nn.Module, federation: Federation) -> Mode
     built = model if isinstance(model, Model) else model(federation.shape)
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
-    x, y = federation.train.client(0)
+    x, y = federation.train.client(int(federation.train.sizes.argmax()))  # one point does not tell a mean from a value
     check_outputs(built, federation.shape, x[:4], y[:4])
     return built
 

@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 import fedsoft as fs
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
-from fedsoft.model import Model
+from fedsoft.model import Builder, Model
 from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
 
 IMAGES = DataShape("classification", (1, 6, 6), 3)
@@ -129,7 +129,7 @@ def test_the_users_network_is_not_changed_by_training() -> None:
 
 def test_a_network_can_be_named_by_its_import_path() -> None:
     assert fs.models.module(f"{__name__}:convolution")(IMAGES).size == fs.models.module(convolution)(IMAGES).size
-    with pytest.raises(InputError, match="should be 'package.module:name'"):
+    with pytest.raises(InputError, match=r"should be 'package\.module:name'"):
         fs.models.module("convolution")
     with pytest.raises(InputError, match="cannot be imported"):
         fs.models.module("tests:nothing")
@@ -184,20 +184,20 @@ def test_a_factory_that_makes_no_network_is_refused() -> None:
         fs.models.module(lambda: 3)(VECTORS)
 
 
-def fitted(model: object, pairs: Pairs) -> Tensor:
+def fitted(model: Builder | nn.Module, pairs: Pairs) -> Tensor:
     run = fs.fit(
         fs.FedSoft(),
         federation(pairs),
         model,
         rounds=2,
         local=fs.SGD(epochs=1, batch=5),
-        dtype="float64",  # type: ignore[arg-type]
+        dtype="float64",
     )
     return run.state["centers"]
 
 
 def test_an_output_of_the_wrong_shape_is_refused() -> None:
-    with pytest.raises(InputError, match=r"output has shape \[4, 2\] for 4 points, should be \[4, 4\]"):
+    with pytest.raises(InputError, match=r"output .*\[4, 2\].*\[4, 4\]"):
         fitted(nn.Linear(3, 2), class_clients())
 
 
@@ -213,8 +213,8 @@ class Squeezed(nn.Module):
 
 
 def test_a_network_that_squeezes_is_right_or_refused_on_batches_of_one_point() -> None:
-    # All clients have a last batch of one point, where a bare squeeze() drops the axis of points as well.
-    pairs = regression_clients((6, 11, 16))
+    # The last batch of the two largest clients is one point, where a bare squeeze() drops the axis of points as well.
+    pairs = regression_clients((6, 11, 11))
     expected = fitted(fs.models.module(lambda: Squeezed(1)), pairs)
     try:
         centers = fitted(fs.models.module(Squeezed), pairs)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft import local
+from fedsoft.batches import Prox
 from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
-from fedsoft.local import Prox
 from fedsoft.model import Model
 from tests.helpers import Pairs, class_clients, problem, random_stack, regression_clients, shape_of
 

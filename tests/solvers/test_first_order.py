@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.batches import Problem, Prox
 from fedsoft.clientdata import ClientData
-from fedsoft.local import Moments, Prox
+from fedsoft.local import Moments
 from fedsoft.model import Builder, Model
 from tests.helpers import Pairs, class_clients, problem, random_stack, regression_clients, shape_of
 from tests.solvers.per_client import Optimiser, PerClient
@@ -101,10 +104,9 @@ def test_the_order_of_points_matters_only_when_shuffled(solver: str) -> None:
     model, pairs, data = built("linear")
     w = random_stack(model, len(pairs))
     shuffled = SOLVERS[solver][0]
-    settings = {name: getattr(shuffled, name) for name in shuffled.__dataclass_fields__}  # type: ignore[attr-defined]
-    in_order = type(shuffled)(**{**settings, "shuffle": False})
+    in_order = replace(shuffled, shuffle=False)
     a, b = (s.solve(problem(model, data), w, s.moments(w))[0] for s in (shuffled, in_order))
     assert not torch.allclose(a, b, atol=1e-6)
     # Without shuffling no generator is asked for: the problem need not have any.
-    broken = fs.local.Problem(model, data, None, None, lambda: pytest.fail("asked for a draw"))
+    broken = Problem(model, data, None, None, lambda: pytest.fail("asked for a draw"))
     assert torch.equal(in_order.solve(broken, w, in_order.moments(w))[0], b)

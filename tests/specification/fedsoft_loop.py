@@ -88,29 +88,31 @@ def run(
             u = [estimate(client, centers, loss, options.sigma) for client in clients]
         v = aggregation_weights(u, clients)
 
+        # share[s][k]: what the model of client k counts in the new center s
         if options.K == "all":
-            working = list(range(len(clients)))
+            share = v
         else:
             draws = [generator(seed, "select", t, client.name) for client in clients]
-            times_drawn = select(
-                torch.tensor(v, dtype=torch.float64), options.K, draws, replacement=options.replacement
-            )
-            working = [k for k in range(len(clients)) if times_drawn[:, k].sum() > 0]
+            drawn = select(torch.tensor(v, dtype=torch.float64), options.K, draws, replacement=options.replacement)
+            share = [[times / options.K for times in row] for row in drawn.tolist()]
+        working = [k for k in range(len(clients)) if any(share[s][k] > 0 for s in range(options.S))]
         selected.append(len(working))
 
         for k in working:
             if options.start == "mixture":
-                _set(networks[k], sum(u[k][s] * _get(centers[s]) for s in range(options.S)))
+                mixture = torch.zeros_like(_get(networks[k]))
+                for s in range(options.S):
+                    mixture = mixture + u[k][s] * _get(centers[s])
+                _set(networks[k], mixture)
             if options.moments == "fresh":
                 optimisers[k] = _optimiser(networks[k], options)
             rng = generator(seed, "batches", t, clients[k].name)
             train(clients[k], networks[k], optimisers[k], centers, u[k], loss, options, rng)
 
         for s in range(options.S):
-            if options.K == "all":
-                new = sum(v[s][k] * _get(networks[k]) for k in working)
-            else:
-                new = sum(float(times_drawn[s][k]) * _get(networks[k]) for k in working) / options.K
+            new = torch.zeros_like(_get(centers[s]))
+            for k in working:
+                new = new + share[s][k] * _get(networks[k])
             _set(centers[s], new)
 
     return Outcome(
@@ -198,6 +200,5 @@ def _get(network: nn.Module) -> Tensor:
     return parameters_to_vector(network.parameters()).detach().clone()
 
 
-def _set(network: nn.Module, values: Tensor | int) -> None:
-    assert isinstance(values, Tensor)
+def _set(network: nn.Module, values: Tensor) -> None:
     vector_to_parameters(values.clone(), network.parameters())

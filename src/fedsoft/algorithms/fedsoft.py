@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
 from fedsoft.errors import InputError
-from fedsoft.local import Prox
 from fedsoft.mixing import aggregation_weights, average, importance_weights, select
 
 __all__ = ["FedSoft"]

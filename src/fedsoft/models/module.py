@@ -17,6 +17,7 @@ from fedsoft.checks import checked
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder, Goal, Layout, Metric, Model, Params, goal, xavier_normal
+from fedsoft.seeds import generator
 
 __all__ = ["module"]
 
@@ -99,22 +100,29 @@ def _refuse_hidden_state(net: nn.Module) -> None:
                 f"module: '{name}' ({type(part).__name__}) keeps running statistics, which do not survive averaging: "
                 "use GroupNorm, or track_running_stats=False"
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        chance = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0)
+        if isinstance(chance, int | float) and chance > 0:
             raise InputError(
-                f"module: '{name}' ({type(part).__name__}, p={part.p}) draws random numbers that no seed of ours "
+                f"module: '{name}' ({type(part).__name__}, p={chance}) draws random numbers that no seed of ours "
                 "controls: set p=0; the proximal term already regularises"
             )
 
 
 def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor, shape: DataShape) -> bool:
     """Some layers (recurrent ones, data-dependent control flow) cannot be stacked: those run client by client."""
-    w, x = kept.expand(2, -1), torch.zeros(2, 3, *shape.input)
+    w = kept.expand(2, -1)
+    x = torch.from_numpy(generator(0, "try").standard_normal((2, 3, *shape.input))).float()
     try:
         with torch.no_grad():
-            expected = one(layout.unflatten(kept), x[0])
+            expected, alone = one(layout.unflatten(kept), x[0]), one(layout.unflatten(kept), x[0, :1])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(f"module: the network fails on 3 points of shape {list(shape.input)}: {first}") from None
+    if not torch.allclose(alone, expected[:1], atol=1e-4):
+        raise InputError(
+            "module: the output for a point depends on the other points of its batch (batch statistics?): "
+            "batches are padded here, so every point must be treated on its own, for instance with GroupNorm"
+        )
     try:
         with torch.no_grad():
             return bool(torch.allclose(vmap(one)(layout.unflatten(w), x)[0], expected, atol=1e-4))

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.batches import Plan, Problem
 from fedsoft.checks import settings
-from fedsoft.local import Moments, Problem, descend
+from fedsoft.local import Moments, descend
 
 __all__ = ["Adam"]
 
@@ -44,34 +45,32 @@ class Adam:
 
     def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
         """See `Solver`."""
-        return descend(problem, w, moments, lambda m: _Step(self, m),
+        return descend(problem, w, moments, lambda m, plan: _Step(self, m, plan),
                        batch=self.batch, epochs=self.epochs, shuffle=self.shuffle)  # fmt: skip
 
 
 class _Step:
-    def __init__(self, adam: Adam, moments: Moments) -> None:
-        self.adam = adam
-        self.first, self.second, self.steps = moments["first"], moments["second"], moments["steps"]
-        self.buffer = torch.empty_like(self.first)
-        self.rate: list[Tensor] = []
-        self.eps: list[Tensor] = []
+    """Written as w -= first / (scale sqrt(second) + eps), with the learning rate and each client's bias corrections in
+    scale and eps, a step needs no pass over the parameters for them."""
 
-    def epoch(self, batches: Tensor) -> None:
-        """Bias corrections of all steps of the epoch. Written as w -= rate first / (sqrt(second) + eps), with both
-        numbers corrected for each client, a step needs no pass over the parameters for them."""
-        along = torch.arange(1, int(batches.max()) + 1, device=batches.device)
-        step = (self.steps.unsqueeze(0) + along.unsqueeze(1)).double().unsqueeze(2)
-        root = (1 - self.adam.beta2**step).sqrt()
-        self.rate = list((self.adam.lr * root / (1 - self.adam.beta1**step)).to(self.first.dtype))
-        self.eps = list((self.adam.eps * root).to(self.first.dtype))
-        self.steps += batches
+    def __init__(self, adam: Adam, moments: Moments, plan: Plan) -> None:
+        self.fresh1, self.fresh2 = 1 - adam.beta1, 1 - adam.beta2
+        first, second, steps = moments["first"], moments["second"], moments["steps"]
+        self.keep2 = first.new_tensor(adam.beta2)  # a number would be made a tensor in every step
+        epochs = len(plan.taken)
+        step = (steps[plan.owners] + plan.taken + 1).double()
+        slow = (1 - adam.beta1**step) / adam.lr
+        scale = (slow / (1 - adam.beta2**step).sqrt()).to(first.dtype).view(-1, 1).split(plan.active * epochs)
+        eps = (adam.eps * slow).to(first.dtype).view(-1, 1).split(plan.active * epochs)
+        buffer = torch.empty_like(first)
+        memory = [(first[:a], second[:a], buffer[:a]) for a in plan.active] * epochs
+        self.turns = list(zip(memory, scale, eps, strict=True))
+        steps += plan.batches * epochs
 
-    def step(self, w: Tensor, gradient: Tensor, b: int) -> None:
-        a = len(w)
-        first, second, buffer = self.first[:a], self.second[:a], self.buffer[:a]
-        first.lerp_(gradient, 1 - self.adam.beta1)
-        second.mul_(self.adam.beta2).addcmul_(gradient, gradient, value=1 - self.adam.beta2)
+    def step(self, turn: int, w: Tensor, gradient: Tensor) -> None:
+        (first, second, buffer), scale, eps = self.turns[turn]
+        first.lerp_(gradient, self.fresh1)
+        second.mul_(self.keep2).addcmul_(gradient, gradient, value=self.fresh2)
         torch.sqrt(second, out=buffer)
-        buffer.add_(self.eps[b][:a])
-        torch.div(first, buffer, out=buffer)
-        w.addcmul_(buffer, self.rate[b][:a], value=-1)
+        torch.addcmul(eps, buffer, scale, out=buffer)
+        w.addcdiv_(first, buffer, value=-1)

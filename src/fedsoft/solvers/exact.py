@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsoft.batches import Problem
 from fedsoft.checks import settings
 from fedsoft.errors import InputError
-from fedsoft.local import Moments, Problem, blocks
+from fedsoft.local import Moments, blocks
 
 __all__ = ["Exact"]
 

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.batches import Plan, Problem
 from fedsoft.checks import settings
-from fedsoft.local import Moments, Problem, descend
+from fedsoft.local import Moments, descend
 
 __all__ = ["SGD"]
 
@@ -38,18 +39,17 @@ class SGD:
 
     def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
         """See `Solver`."""
-        return descend(problem, w, moments, lambda m: _Step(self.lr, self.momentum, m),
+        return descend(problem, w, moments, lambda m, plan: _Step(self, m, plan),
                        batch=self.batch, epochs=self.epochs, shuffle=self.shuffle)  # fmt: skip
 
 
 class _Step:
-    def __init__(self, lr: float, momentum: float, moments: Moments) -> None:
-        self.lr, self.momentum, self.velocity = lr, momentum, moments.get("velocity")
+    def __init__(self, sgd: SGD, moments: Moments, plan: Plan) -> None:
+        self.lr, self.momentum = sgd.lr, sgd.momentum
+        velocity = moments.get("velocity")
+        self.velocity = [velocity[:a] for a in plan.active] if velocity is not None else None
 
-    def epoch(self, batches: Tensor) -> None:
-        pass
-
-    def step(self, w: Tensor, gradient: Tensor, b: int) -> None:
+    def step(self, turn: int, w: Tensor, gradient: Tensor) -> None:
         if self.velocity is not None:
-            gradient = self.velocity[: len(w)].mul_(self.momentum).add_(gradient)
+            gradient = self.velocity[turn % len(self.velocity)].mul_(self.momentum).add_(gradient)
         w.sub_(gradient, alpha=self.lr)

@@ -1,0 +1,87 @@
+"""What the documents say is true: their examples run, and what they quote is there."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsoft as fs
+from fedsoft import spec
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.walk_packages(fs.__path__, "fedsoft.")])
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks in order, as one session, beside the data that they speak of."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    (tmp_path / "hospitals").mkdir()
+    for name in "abcd":
+        x = rng.standard_normal((30, 8))
+        np.savez(tmp_path / "hospitals" / f"{name}.npz", x=x, outcome=x.sum(1))
+    found = blocks(ROOT / "README.md", "python")
+    assert len(found) >= 3
+    names: dict[str, Any] = {}
+    for block in found:
+        exec(compile(block, "README.md", "exec"), names)
+    assert isinstance(names["run"], fs.Run)
+
+
+def test_the_toml_of_the_readme_is_a_run(tmp_path: Path) -> None:
+    found = blocks(ROOT / "README.md", "toml")
+    assert found
+    for block in found:
+        (tmp_path / "own.toml").write_text(block)
+        assert spec.read(str(tmp_path / "own.toml")).rounds > 0
+
+
+def test_the_algorithm_of_the_guide_works() -> None:
+    """One file of this text is all it takes; and with everybody in one cluster it is the mean weighted by n_k."""
+    names: dict[str, Any] = {}
+    exec(compile(blocks(ROOT / "CONTRIBUTING.md", "python")[0], "CONTRIBUTING.md", "exec"), names)
+    fed = fs.Federation.from_clients(
+        [(torch.eye(2), torch.tensor([1.0, 1.0])), (torch.eye(2).repeat(2, 1), torch.tensor([4.0, 4.0, 4.0, 4.0]))],
+        held_out=0.0,
+    )
+    run = fs.fit(names["FedAvg"](), fed, fs.models.linear(), rounds=1, local=fs.Exact())
+    assert torch.allclose(run.state["centers"], torch.tensor([[3.0, 3.0]]))  # (2 * 1 + 4 * 4) / 6
+
+
+def test_the_quoted_algorithm_is_the_real_one() -> None:
+    source = (ROOT / "src/fedsoft/algorithms/fedsoft.py").read_text("utf-8")
+    for line in blocks(ROOT / "docs" / "design.md", "python")[0].splitlines():
+        assert line.strip() in source
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!http|#)([^)#]+)", document.read_text("utf-8")):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_readme_names_every_command() -> None:
+    import typer
+
+    from fedsoft.cli import app
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    for name in typer.main.get_command(app).commands:  # pyright: ignore[reportAttributeAccessIssue]
+        assert f"fedsoft {name}" in text, name

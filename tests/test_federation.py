@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsoft as fs
+from fedsoft.errors import InputError
+from fedsoft.federation import Federation
+
+X, Y = np.arange(30.0).reshape(10, 3), np.arange(10.0)
+
+
+def numbers(x: torch.Tensor) -> list[float]:
+    return x[:, 0].tolist()
+
+
+# --- splitting --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_points_are_a_share_of_each_client_and_are_not_trained_on() -> None:
+    fed = Federation.from_clients([(X, Y), (X[:7] + 100, Y[:7])], held_out=0.3)
+    assert fed.train.sizes.tolist() == [7, 5]
+    assert fed.held_out.sizes.tolist() == [3, 2]
+    for k, whole in enumerate((X, X[:7] + 100)):
+        together = numbers(fed.train.client(k)[0]) + numbers(fed.held_out.client(k)[0])
+        assert sorted(together) == whole[:, 0].tolist()
+
+
+def test_x_and_y_stay_together() -> None:
+    fed = Federation.from_clients([(X, X[:, 0])])
+    for part in (fed.train, fed.held_out):
+        assert torch.equal(part.x[:, 0], part.y)
+
+
+def test_which_points_are_held_out_depends_on_the_name_and_the_seed_not_on_the_place() -> None:
+    def held(names: list[str], client: str, seed: int = 0) -> list[float]:
+        fed = Federation.from_clients([(X, Y)] * len(names), names=names, held_out=0.5, seed=seed)
+        return numbers(fed.held_out.client(names.index(client))[0])
+
+    assert held(["a", "b", "c"], "b") == held(["b", "a"], "b")
+    assert held(["a", "b"], "a") != held(["a", "b"], "b")
+    assert held(["a"], "a") != held(["a"], "a", seed=1)
+
+
+def test_a_client_of_one_point_trains_on_it() -> None:
+    fed = Federation.from_clients([(X[:1], Y[:1])], held_out=0.9)
+    assert (fed.train.sizes.tolist(), fed.held_out.sizes.tolist()) == ([1], [0])
+
+
+# --- what y means -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "outputs"),
+    [
+        (np.arange(10) % 3, "classification", 3),
+        (np.arange(10) % 2 == 0, "classification", 2),
+        (np.arange(10) / 2, "regression", 1),
+        (np.zeros((10, 4)), "regression", 4),
+    ],
+)
+def test_the_task_follows_from_the_type_of_y(y: np.ndarray, task: str, outputs: int) -> None:
+    shape = Federation.from_clients([(X, y)]).shape
+    assert (shape.task, shape.input, shape.outputs) == (task, (3,), outputs)
+
+
+def test_the_task_can_be_told() -> None:
+    counts = Federation.from_clients([(X, np.arange(10))], task="regression")
+    assert (counts.shape.task, counts.train.y.is_floating_point()) == ("regression", True)
+    labels = Federation.from_clients([(X, Y)], task="classification", classes=12)
+    assert (labels.shape.outputs, labels.train.y.dtype) == (12, torch.int64)
+
+
+# --- what is taken ----------------------------------------------------------------------------------------------------
+
+
+def fits(clients: list[tuple[Any, Any]]) -> None:
+    run = fs.fit(fs.FedSoft(), Federation.from_clients(clients), fs.models.linear(), rounds=1, local=fs.SGD(lr=1e-4))
+    assert bool(torch.isfinite(run.state["centers"]).all())
+
+
+def test_lists_tensors_and_integers_are_taken_as_inputs() -> None:
+    fits([(X.tolist(), Y.tolist()), (torch.tensor(X), torch.tensor(Y)), (X.astype(int), Y)])
+
+
+@pytest.mark.parametrize(("x", "y"), [(np.float32, np.float64), (np.float64, np.float32)])
+def test_x_and_y_may_differ_in_precision(x: type, y: type) -> None:
+    fits([(X.astype(x), Y.astype(y))] * 2)
+
+
+def test_a_single_target_in_a_column_is_taken() -> None:
+    fits([(X, Y[:, None])] * 2)
+
+
+def test_an_array_that_cannot_be_written_to_is_taken_without_a_warning() -> None:
+    x = X.copy()
+    x.flags.writeable = False
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch would give this warning only once
+    try:
+        fits([(x, Y)] * 2)
+    finally:
+        torch.set_warn_always(before)
+
+
+def test_a_reversed_view_of_an_array_is_taken() -> None:
+    fits([(X[::-1], Y[::-1])] * 2)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[list[tuple[Any, Any]], dict[str, Any], str]] = {
+    "no clients": ([], {}, "at least one client"),
+    "a client without points": ([(X, Y), (X[:0], Y[:0])], {}, "client '1' has no points"),
+    "x and y of different lengths": ([(X, Y[:-1])], {}, "client '0': x has shape"),
+    "x without an axis of features": ([(Y, Y)], {}, "client '0': x has shape"),
+    "a value that is not a number": ([(X, Y), (X * np.nan, Y)], {}, "client '1': x holds NaN"),
+    "an infinite target": ([(X, Y + np.inf)], {}, "client '0': y holds NaN or infinite"),
+    "text": ([(X, ["a"] * 10)], {}, "client '0': y is not an array of numbers"),
+    "complex numbers": ([(X * 1j, Y)], {}, "client '0': x holds complex"),
+    "inputs of different shapes": ([(X, Y), (X[:, :2], Y)], {}, "client '1': a point is"),
+    "two clients of one name": ([(X, Y)] * 2, {"names": ["a", "a"]}, "1 different names for 2 clients"),
+    "too few names": ([(X, Y)] * 2, {"names": ["a"]}, "names"),
+    "a negative label": ([(X, Y.astype(int) - 1)], {}, "label -1 is out of range"),
+    "a label beyond the classes": ([(X, Y.astype(int))], {"classes": 5}, "label 9 is out of range"),
+    "labels that are not whole": ([(X, Y / 2)], {"task": "classification"}, "whole numbers"),
+    "several labels per point": ([(X, np.zeros((10, 2), int))], {}, "one number per point"),
+    "everything held out": ([(X, Y)], {"held_out": 1.0}, "held_out = 1.0 is not allowed"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_used_is_refused_by_name(what: str) -> None:
+    clients, options, message = REFUSED[what]
+    with pytest.raises(InputError, match=message):
+        Federation.from_clients(clients, **options)
+
+
+# --- the truth --------------------------------------------------------------------------------------------------------
+
+
+def test_fractions_count_the_sources_of_each_clients_points() -> None:
+    fed = fs.datasets.synthetic(clients=4, points=(8, 12), test_points=5, seed=1)
+    assert fed.truth is not None
+    fractions = fed.truth.fractions(fed.train)
+    begin = 0
+    for k, n in enumerate(fed.train.sizes.tolist()):
+        sources = fed.truth.train_sources[begin : begin + n].tolist()
+        assert fractions[k].tolist() == pytest.approx([sources.count(0) / n, sources.count(1) / n])
+        begin += n
+
+
+def test_fractions_follow_clients_that_were_reordered() -> None:
+    fed = fs.datasets.synthetic(clients=4, points=(8, 12), test_points=5, seed=1)
+    assert fed.truth is not None
+    order = [2, 0, 3, 1]
+    assert torch.equal(fed.truth.fractions(fed.train.take(order)), fed.truth.fractions(fed.train)[order])

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedsoft as fs
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.errors import DivergedError, InputError
+from fedsoft.federation import Federation, Truth
+from fedsoft.simulate import Absent, Simulation, dropout
+from tests.helpers import federation, regression_clients
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An algorithm whose clients count how often they were asked, and reply with what they see."""
+
+    seen: list[Any] = field(default_factory=list)
+
+    def check(self, clients: int) -> None: ...
+
+    def init(self, site: Site, clients: int) -> State:
+        return {"centers": site.draw("center", 0)[None]}
+
+    def enrol(self, site: Site) -> Memory:
+        return {"asked": torch.zeros(len(site), 1)}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        self.seen.append(ask)
+        ask("report", ask.everyone, centers=state["centers"])
+        return state, {}
+
+    @job
+    def report(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        self.seen.append(site)
+        mean = site.data.mean_by_client(site.data.y[site.data.points])[:, None]
+        return {"asked": mine["asked"] + 1}, {"mean": mean, "names": torch.tensor([[int(n)] for n in site.names])}
+
+    @job
+    def fail(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        bad = torch.tensor([[float("nan")] if name == "3" else [1.0] for name in site.names])
+        return {"asked": mine["asked"] + 1}, {"w": bad}
+
+    @job
+    def count(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        return mine, {"n": site.data.sizes}
+
+    @job
+    def echo(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        return mine, {"own": shared["own"], "both": shared["own"] + shared["common"]}
+
+    @job
+    def forget_a_row(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        return mine, {"w": torch.ones(len(site) - 1, 2)}
+
+    def secret(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        return mine, {}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        return site.predictions(shared["centers"].expand(len(site), -1))
+
+
+def simulation(fed: Federation | None = None, *, chunk: int | None = None, absent: Absent | None = None) -> Simulation:
+    fed = federation(regression_clients()) if fed is None else fed
+    made = Simulation(
+        Probe(), fs.models.linear()(fed.shape), fs.Adam(), fed, seed=0, chunk=chunk, dtype=torch.float64, absent=absent
+    )
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_replies_and_memory_belong_to_the_clients_asked_whatever_the_chunk(chunk: int) -> None:
+    sim = simulation(chunk=chunk)
+    answer = sim("report", np.array([1, 4, 5, 7]))
+    means = [float(y.mean()) for _, y in regression_clients()]
+    assert answer.ids.tolist() == [1, 4, 5, 7]
+    assert answer.values["names"].flatten().tolist() == [1, 4, 5, 7]
+    assert answer.values["mean"].flatten().tolist() == pytest.approx([means[k] for k in (1, 4, 5, 7)])
+    assert sim.memory["asked"].flatten().tolist() == [0, 1, 0, 0, 1, 1, 0, 1]
+
+
+def test_clients_that_do_not_answer_neither_reply_nor_remember() -> None:
+    sim = simulation(absent=lambda job, t, names: np.array([name in "14" for name in names]))
+    answer = sim("report", sim.everyone)
+    assert answer.ids.tolist() == [0, 2, 3, 5, 6, 7]
+    assert answer.values["names"].flatten().tolist() == [0, 2, 3, 5, 6, 7]
+    assert sim.memory["asked"].flatten().tolist() == [1, 0, 1, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_what_is_sent_to_each_reaches_that_client_beside_what_is_sent_to_all(chunk: int) -> None:
+    sim = simulation(chunk=chunk, absent=lambda job, t, names: np.array([name == "4" for name in names]))
+    answer = sim(
+        "echo", np.array([1, 4, 5, 7]), each={"own": torch.tensor([[1], [4], [5], [7]])}, common=torch.tensor(10)
+    )
+    assert answer.ids.tolist() == [1, 5, 7]
+    assert answer.values["own"].flatten().tolist() == [1, 5, 7]
+    assert answer.values["both"].flatten().tolist() == [11, 15, 17]
+
+
+def test_an_answer_replaces_only_the_rows_of_those_who_answered() -> None:
+    sim = simulation(absent=lambda job, t, names: np.array([name != "2" for name in names]))
+    old = torch.zeros(8, 1, dtype=torch.float64)
+    new = sim("report", sim.everyone).update("mean", old)
+    assert torch.nonzero(new)[:, 0].tolist() == [2]
+    assert float(old.abs().sum()) == 0
+
+
+def test_an_answer_of_nobody_has_no_rows() -> None:
+    sim = simulation(absent=lambda job, t, names: np.ones(len(names), bool))
+    answer, like = sim("report", sim.everyone), torch.zeros(8, 3)
+    assert answer.rows("anything", like=like).shape == (0, 3)
+    assert torch.equal(answer.update("anything", like), like)
+
+
+def test_values_that_are_not_finite_name_the_client_and_are_not_kept() -> None:
+    sim = simulation()
+    with pytest.raises(DivergedError, match=r"client '3' .*job 'fail'.*lower the learning rate"):
+        sim("fail", sim.everyone)
+    assert float(sim.memory["asked"].sum()) == 0
+
+
+def test_a_reply_may_be_a_single_number_for_each_client() -> None:
+    sim = simulation()
+    assert sim("count", np.array([0, 2])).values["n"].tolist() == [5, 23]
+
+
+def test_a_reply_must_have_one_row_for_each_client() -> None:
+    sim = simulation()
+    with pytest.raises(InputError, match="7 rows of 'w' for 8 clients"):
+        sim("forget_a_row", sim.everyone)
+
+
+@pytest.mark.parametrize("name", ["secret", "predict", "rport"])
+def test_only_what_is_marked_as_a_job_can_be_asked_for(name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown job of Probe '{name}'"):
+        simulation()(name, np.array([0]))
+
+
+def test_cost_counts_what_was_sent_and_what_was_evaluated() -> None:
+    fed = federation(regression_clients())
+    run = fs.fit(fs.FedSoft(S=2, K="all"), fed, fs.models.linear(), rounds=2, local=fs.SGD(epochs=3, batch=4))
+    points, clients, model, u = int(fed.train.sizes.sum()), len(fed), 3 * 4, 2 * 4  # bytes in float32
+    first, second = run.history
+    assert (first["gradients"], second["gradients"]) == (3 * points, 3 * points)
+    assert (first["evaluations"], second["evaluations"]) == (2 * points, 0)  # u is estimated every second round
+    assert first["bytes_down"] == 2 * clients * 2 * model  # both centers, to estimate and to train
+    assert first["bytes_up"] == clients * (u + model)
+    assert second["bytes_up"] == clients * model
+
+
+def test_personal_scores_are_the_mean_over_each_clients_points_and_nan_without_any() -> None:
+    pairs = regression_clients((4, 1, 6))
+    fed = Federation.from_clients(pairs, held_out=0.3)  # the client of one point keeps it for training
+    sim = simulation(fed, chunk=2)
+    state = sim.start()
+    scores = sim.personal_scores(state, sim.held_out)
+    assert scores.isnan().tolist() == [False, True, False]
+    for k in (0, 2):
+        x, y = fed.held_out.client(k)
+        assert float(scores[k]) == pytest.approx(float(((x @ state["centers"][0] - y) ** 2).mean()))
+
+
+def test_chunks_must_have_a_client() -> None:
+    with pytest.raises(InputError, match="chunk"):
+        simulation(chunk=-1)
+
+
+# --- dropouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_dropouts_come_at_the_rate_asked_for_and_depend_on_the_name() -> None:
+    absent = dropout(0.3, seed=0)
+    assert absent is not None
+    names = [str(k) for k in range(4000)]
+    mask = absent("train", 2, names)
+    assert float(mask.mean()) == pytest.approx(0.3, abs=5 * np.sqrt(0.21 / 4000))
+    assert np.array_equal(absent("train", 2, names[::-1]), mask[::-1])
+    for other in (absent("estimate", 2, names), absent("train", 3, names)):
+        assert float((other == mask).mean()) == pytest.approx(0.3**2 + 0.7**2, abs=0.05)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+def test_a_dropout_that_is_no_probability_is_refused(probability: float) -> None:
+    with pytest.raises(InputError, match="dropout = "):
+        dropout(probability, seed=0)
+
+
+# --- who may see what -------------------------------------------------------------------------------------------------
+
+
+def reachable(thing: object) -> Iterator[object]:
+    """Everything that can be reached from a thing by attributes, items and closures."""
+    todo, known = [thing], set()
+    while todo:
+        current = todo.pop()
+        if id(current) in known:
+            continue
+        known.add(id(current))
+        yield current
+        if isinstance(current, dict):
+            todo += [*current.keys(), *current.values()]
+        elif isinstance(current, (list, tuple, set, frozenset)):
+            todo += list(current)
+        elif isinstance(current, MethodType):
+            todo += [current.__self__, current.__func__]
+        elif isinstance(current, FunctionType):
+            todo += [cell.cell_contents for cell in current.__closure__ or ()] + list(current.__defaults__ or ())
+        elif is_dataclass(current) and not isinstance(current, type):
+            todo += [getattr(current, f.name) for f in fields(current)] + list(vars(current).values())
+        elif type(current).__module__.startswith("fedsoft"):
+            todo += list(vars(current).values())
+
+
+def secrets(truth: Truth) -> list[Tensor]:
+    return [
+        truth.mixture,
+        truth.train_sources,
+        truth.held_out_sources,
+        *(part for test in truth.tests for part in test),
+    ]
+
+
+@pytest.fixture(name="made")
+def _made() -> tuple[Federation, list[Any]]:
+    """A federation whose truth is known, and what an algorithm saw of it in a round."""
+    fed = fs.datasets.synthetic(clients=6, points=(8, 12), test_points=7, seed=0)
+    probe = Probe()
+    fs.fit(probe, fed, fs.models.linear(), rounds=1, dtype="float64")
+    return fed, probe.seen
+
+
+def test_neither_the_server_nor_a_job_can_reach_the_truth(made: tuple[Federation, list[Any]]) -> None:
+    fed, seen = made
+    assert fed.truth is not None
+    found = [thing for start in seen for thing in reachable(start)]
+    assert sum(isinstance(thing, Tensor) for thing in found) >= 4  # the search does find tensors
+    assert not [thing for thing in found if isinstance(thing, (Truth, Federation))]
+    for tensor in (thing for thing in found if isinstance(thing, Tensor)):
+        for secret in secrets(fed.truth):
+            assert tensor.shape != secret.shape or not torch.allclose(tensor.double(), secret.double())
+
+
+def test_the_search_for_the_truth_would_find_it(made: tuple[Federation, list[Any]]) -> None:
+    fed, _ = made
+
+    def outer(inside: Federation) -> Callable[[], int]:
+        return lambda: len(inside)
+
+    assert any(isinstance(thing, Truth) for thing in reachable({"a": [outer(fed)]}))
+
+
+def test_a_job_cannot_reach_held_out_points(made: tuple[Federation, list[Any]]) -> None:
+    fed, seen = made
+    held = fed.held_out.x.double()
+    for site in (thing for thing in seen if isinstance(thing, Site)):
+        for tensor in (thing for thing in reachable(site) if isinstance(thing, Tensor)):
+            assert tensor.shape != held.shape or not torch.equal(tensor.double(), held)

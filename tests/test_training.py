@@ -1,0 +1,240 @@
+"""Runs as a whole: what they depend on, what they do not depend on, and what they offer in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedsoft as fs
+from fedsoft.contract import Answer
+from fedsoft.errors import DivergedError, InputError
+from fedsoft.model import Builder
+from fedsoft.simulate import Simulation
+from fedsoft.training import Run
+from tests.helpers import Pairs, class_clients, federation, regression_clients
+
+CASES: dict[str, tuple[Builder, Pairs]] = {
+    "linear": (fs.models.linear(), regression_clients()),
+    "mlp": (fs.models.mlp(hidden=[5]), class_clients()),
+    "module": (fs.models.module(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))), class_clients()),
+}
+
+
+def fitted(
+    case: str = "linear", *, names: Sequence[str] | None = None, order: Sequence[int] | None = None, **options: Any
+) -> Run:
+    model, pairs = CASES[case]
+    names = [str(k) for k in range(len(pairs))] if names is None else list(names)
+    if order is not None:
+        pairs, names = [pairs[k] for k in order], [names[k] for k in order]
+    algorithm = options.pop("algorithm", fs.FedSoft(S=2, K=3))
+    options = {"rounds": 5, "seed": 0, "local": fs.Adam(lr=0.02, epochs=2, batch=5), "dtype": "float64"} | options
+    return fs.fit(algorithm, federation(pairs, names), model, **options)
+
+
+def results(run: Run) -> dict[str, Tensor]:
+    return {**run.state, **{f"mine.{name}": value for name, value in run.simulation.memory.items()}}
+
+
+def same_bits(one: Run, other: Run) -> bool:
+    a, b = results(one), results(other)
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(one: Run, other: Run, tolerance: float = 1e-9) -> None:
+    a, b = results(one), results(other)
+    for name in a:
+        assert float((a[name].double() - b[name].double()).abs().max()) <= tolerance, name
+
+
+# --- same numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_elsewhere(case: str, dtype: str) -> None:
+    one = fitted(case, dtype=dtype)
+    torch.manual_seed(99)
+    torch.rand(7)
+    assert same_bits(one, fitted(case, dtype=dtype))
+
+
+def test_the_same_seed_gives_the_same_bits_with_any_number_of_threads() -> None:
+    one = fitted("mlp")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert same_bits(one, fitted("mlp"))
+        assert torch.get_num_threads() == 2  # a run gives back what it found
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_seed_gives_another_run(case: str) -> None:
+    assert not same_bits(fitted(case), fitted(case, seed=1))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_how_many_clients_are_stacked_together_does_not_matter(case: str, chunk: int) -> None:
+    assert_close(fitted(case, chunk=chunk), fitted(case))
+
+
+@pytest.fixture(name="asked")
+def _asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, frozenset[str]]]:
+    """Which clients were asked for what in which round."""
+    calls: list[tuple[int, str, frozenset[str]]] = []
+    original = Simulation.__call__
+
+    def record(self: Simulation, job: str, ids: np.ndarray, **shared: Any) -> Answer:
+        calls.append((self.t, job, frozenset(self.names[k] for k in ids)))
+        return original(self, job, ids, **shared)
+
+    monkeypatch.setattr(Simulation, "__call__", record)
+    return calls
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("replacement", [False, True])
+def test_the_order_of_clients_does_not_matter(
+    case: str, replacement: bool, asked: list[tuple[int, str, frozenset[str]]]
+) -> None:
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    algorithm = fs.FedSoft(S=2, K=3, replacement=replacement)
+    one = fitted(case, algorithm=algorithm, dropout=0.2)
+    first = asked.copy()
+    asked.clear()
+    other = fitted(case, algorithm=algorithm, order=order, dropout=0.2)
+    assert asked == first
+    assert len({names for _, job, names in asked if job == "train"}) > 1  # others in other rounds
+    a, b = results(one), results(other)
+    assert torch.allclose(a["centers"], b["centers"], rtol=0, atol=1e-9)
+    for name in a.keys() - {"centers"}:
+        assert torch.allclose(a[name][order].double(), b[name].double(), rtol=0, atol=1e-9), name
+
+
+def test_draws_belong_to_names_not_to_places() -> None:
+    assert not same_bits(fitted(), fitted(names=[f"clinic {k}" for k in range(8)]))
+
+
+def test_rounds_go_on_where_the_last_one_stopped() -> None:
+    # The first rounds of a longer run are those of a shorter one.
+    short, long = fitted(rounds=3), fitted(rounds=5)
+    drop = {"seconds"}
+    for a, b in zip(short.history, long.history, strict=False):
+        assert {k: v for k, v in a.items() if k not in drop} == {k: v for k, v in b.items() if k not in drop}
+
+
+# --- dropouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("K", [3, "all"])
+def test_when_nobody_answers_everything_stays_as_it_was(K: int | str) -> None:
+    algorithm = fs.FedSoft(S=2, K=K)  # type: ignore[arg-type]
+    run = fitted(algorithm=algorithm, dropout=1.0)
+    assert same_bits(run, fitted(algorithm=algorithm, rounds=0))
+    assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
+    assert [record["answered"] for record in run.history] == [0] * 5
+
+
+@pytest.mark.parametrize("K", [3, "all"])
+@pytest.mark.parametrize("case", CASES)
+def test_runs_with_dropouts_go_on_with_those_who_answer(case: str, K: int | str) -> None:
+    algorithm = fs.FedSoft(S=3, K=K)  # type: ignore[arg-type]
+    run = fitted(case, algorithm=algorithm, dropout=0.3, rounds=8)
+    assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
+    answered = [record["answered"] for record in run.history]
+    selected = [record["selected"] for record in run.history]
+    assert all(a <= s for a, s in zip(answered, selected, strict=True))
+    assert 0 < sum(answered) < sum(selected)
+
+
+# --- what a run offers ------------------------------------------------------------------------------------------------
+
+
+def test_centers_and_personal_models_come_as_named_tensors() -> None:
+    run = fitted("mlp")
+    assert [{name: tuple(p.shape) for name, p in c.items()} for c in run.centers] == [
+        {"0.weight": (5, 3), "0.bias": (5,), "1.weight": (4, 5), "1.bias": (4,)}
+    ] * 2
+    assert torch.equal(run.model.layout.flatten(run.personal("6")), run.simulation.memory["w"][6])
+    assert torch.equal(run.personal(6)["0.bias"], run.personal("6")["0.bias"])
+
+
+def test_a_name_that_is_a_number_means_the_name() -> None:
+    run = fitted(names=[str(10 - k) for k in range(8)])
+    assert torch.equal(run.personal("9")["weight"], run.personal(1)["weight"])
+
+
+@pytest.mark.parametrize("client", ["nobody", 8, -1])
+def test_a_client_that_does_not_exist_is_refused(client: int | str) -> None:
+    with pytest.raises(InputError, match="does not exist: there are 8"):
+        fitted(rounds=0).personal(client)
+
+
+def test_predictions_are_those_of_the_model_asked_for() -> None:
+    run = fitted("mlp")
+    x = np.random.default_rng(0).standard_normal((6, 3))
+
+    def by_hand(p: dict[str, Tensor]) -> Tensor:
+        hidden = (torch.from_numpy(x) @ p["0.weight"].T + p["0.bias"]).relu()
+        return (hidden @ p["1.weight"].T + p["1.bias"]).softmax(1)
+
+    for s in range(2):
+        assert torch.allclose(run.predict(x, center=s), by_hand(run.centers[s]), atol=1e-12)
+    for k in (0, 7):
+        assert torch.allclose(run.predict(x, client=k), by_hand(run.personal(k)), atol=1e-12)
+
+
+@pytest.mark.parametrize("which", [{}, {"center": 0, "client": 0}, {"center": 2}, {"center": -1}])
+def test_predict_needs_one_model_that_exists(which: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="center"):
+        fitted(rounds=0).predict(np.zeros((1, 3)), **which)  # type: ignore[arg-type]
+
+
+def test_every_round_is_reported_as_it_ends() -> None:
+    heard: list[dict[str, Any]] = []
+    run = fitted(on_round=heard.append)
+    assert [record["round"] for record in heard] == [0, 1, 2, 3, 4]
+    assert heard == run.history
+
+
+def test_training_lowers_the_loss_of_the_personal_models() -> None:
+    before, after = (fitted("mlp", rounds=rounds).scores().personal_train for rounds in (0, 20))
+    assert before is not None
+    assert after is not None
+    assert after.mean > before.mean + 0.2  # accuracy
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": -1}, "rounds = -1 is not allowed"),
+        ({"dtype": "float16"}, "dtype = 'float16' is not allowed"),
+        ({"device": "tpu"}, "device = 'tpu' is not available"),
+        ({"dropout": 2.0}, "dropout = 2.0 is not allowed"),
+        ({"algorithm": fs.FedSoft(K=9)}, "K = 9"),
+    ],
+)
+def test_settings_of_a_run_that_cannot_be_used_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(**options)
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        fitted(local=fs.SGD(lr=1e6, epochs=50), rounds=20)
+
+
+def test_a_solver_that_does_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(InputError, match="needs the model 'linear'"):
+        fitted("mlp", local=fs.Exact())
