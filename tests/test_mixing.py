@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,6 +200,23 @@ def test_many_draws_with_replacement_from_one_heavy_client_keep_their_mean() -> 
     v, K = [0.9, 0.06, 0.04], 200
     mean = sum(select(rows(v), K, generators(3, t), replacement=True)[0].numpy() for t in range(300)) / 300
     assert mean == pytest.approx(np.array(v) * K, abs=5 * math.sqrt(K * 0.25 / 300))
+
+
+class Metronome:
+    """Stands in for a generator of which every gap is the same."""
+
+    def __init__(self, gap: float) -> None:
+        self.gap = gap
+
+    def standard_exponential(self, size: tuple[int, ...]) -> np.ndarray:
+        return np.full(size, self.gap)
+
+
+def test_a_client_may_be_drawn_far_more_often_than_expected() -> None:
+    # Client 0 rings a thousand times before anybody else, where 10 of 100 draws were to be expected: as many rings as
+    # it takes have to be looked at.
+    clients: list[Any] = [Metronome(0.001), *[Metronome(1.0)] * 9]
+    assert select(rows([0.1] * 10), 100, clients, replacement=True).tolist() == [[100.0] + [0.0] * 9]
 
 
 def test_centers_draw_independently_of_each_other() -> None:

@@ -15,7 +15,7 @@ from fedsoft.contract import Answer
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.model import Builder
 from fedsoft.simulate import Simulation
-from fedsoft.training import Run
+from fedsoft.training import Limit, Run
 from tests.helpers import Pairs, class_clients, federation, regression_clients
 
 CASES: dict[str, tuple[Builder, Pairs]] = {
@@ -126,7 +126,7 @@ def test_draws_belong_to_names_not_to_places() -> None:
 def test_rounds_go_on_where_the_last_one_stopped() -> None:
     # The first rounds of a longer run are those of a shorter one.
     short, long = fitted(rounds=3), fitted(rounds=5)
-    drop = {"seconds"}
+    drop = {"seconds", "last"}
     for a, b in zip(short.history, long.history, strict=False):
         assert {k: v for k, v in a.items() if k not in drop} == {k: v for k, v in b.items() if k not in drop}
 
@@ -136,7 +136,7 @@ def test_rounds_go_on_where_the_last_one_stopped() -> None:
 
 @pytest.mark.parametrize("K", [3, "all"])
 def test_when_nobody_answers_everything_stays_as_it_was(K: int | str) -> None:
-    algorithm = fs.FedSoft(S=2, K=K)  # type: ignore[arg-type]
+    algorithm = fs.FedSoft(S=2, K=K)
     run = fitted(algorithm=algorithm, dropout=1.0)
     assert same_bits(run, fitted(algorithm=algorithm, rounds=0))
     assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
@@ -238,3 +238,18 @@ def test_a_run_that_diverges_says_so() -> None:
 def test_a_solver_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="needs the model 'linear'"):
         fitted("mlp", local=fs.Exact())
+
+
+# --- when a run ends --------------------------------------------------------------------------------------------------
+
+
+def spent(*gradients: int) -> list[dict[str, Any]]:
+    return [{"gradients": g, "bytes_down": g, "bytes_up": g} for g in gradients]
+
+
+def test_a_run_ends_before_it_spends_more_than_allowed() -> None:
+    assert Limit(50, work=119).is_last(spent(30, 30))
+    assert not Limit(50, work=120).is_last(spent(30, 30))
+    assert Limit(50, bytes=239).is_last(spent(30, 30))
+    assert Limit(3).is_last(spent(30, 30))
+    assert not Limit(4).is_last(spent(30, 30))

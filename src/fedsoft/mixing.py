@@ -19,7 +19,7 @@ def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor
 
     Every POINT votes on its own, from `losses[points, S]`. Rows may sum to slightly more than 1, as in the paper.
     """
-    votes = torch.nn.functional.one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
+    votes = one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
     return data.mean_by_client(votes).clamp(min=sigma)
 
 
@@ -72,6 +72,11 @@ def check_participants(owner: str, K: int | Literal["all"], clients: int) -> Non
     """K distinct clients must exist."""
     if K != "all" and K > clients:
         raise InputError(f"{owner}.K = {K} is not allowed: should be at most {clients}, the number of clients")
+
+
+def one_hot(choice: Tensor, count: int) -> Tensor:
+    """A row with a single 1 for each choice: `[m]` to `[m, count]`."""
+    return torch.nn.functional.one_hot(choice.long(), count)
 
 
 def average(w: Tensor, weights: Tensor, old: Tensor) -> Tensor:

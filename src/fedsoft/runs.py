@@ -20,7 +20,7 @@ from fedsoft.federation import Federation
 from fedsoft.simulate import Simulation
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
-from fedsoft.training import Record, Run, one_thread, play, prepare
+from fedsoft.training import Limit, Record, Run, one_thread, play, prepare
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
@@ -113,9 +113,9 @@ def _carry(
                 folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
             saved = run.rounds
 
-        left = range(run.rounds, spec.rounds)
+        history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
         with _stop_when_asked() as asked:
-            for run.state, record in play(simulation, federation, state, left):
+            for run.state, record in play(simulation, federation, state, history, limit):
                 folder.append(record)
                 run.history.append(record)
                 if pace.due():
@@ -126,7 +126,7 @@ def _carry(
                     break
             if saved < run.rounds:
                 save()
-        if run.rounds < spec.rounds:
+        if run.rounds < spec.rounds and not run.history[-1]["last"]:
             return folder, False
         folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
     return folder, True

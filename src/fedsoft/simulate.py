@@ -146,7 +146,7 @@ class Simulation:
         for name, value in reply.items():
             if len(value) != len(ids):
                 raise InputError(f"job '{job}' replied {len(value)} rows of '{name}' for {len(ids)} clients")
-            bad = ~torch.isfinite(value).flatten(1).all(1)
+            bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
             if bool(bad.any()):
                 first = self.names[ids[int(torch.nonzero(bad)[0])]]
                 raise DivergedError(

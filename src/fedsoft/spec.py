@@ -19,7 +19,7 @@ from fedsoft.errors import InputError, unknown
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
 }  # fmt: skip
-TOP = ("about", "rounds", "seed", "dtype", "dropout", *PARTS)
+TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", *PARTS)
 DTYPES = ("float32", "float64")
 
 
@@ -45,6 +45,8 @@ class RunSpec:
     local: Part
     partition: Part | None = None
     rounds: int = 50
+    work: int | None = None  # stop before more gradient evaluations than this
+    bytes: int | None = None  # stop before more bytes than this
     seed: int = 0
     dtype: str = "float32"
     dropout: float = 0.0
@@ -69,6 +71,8 @@ class RunSpec:
         return RunSpec(
             **parts,
             rounds=_whole("rounds", raw.get("rounds", 50), 0),
+            work=_whole("work", raw["work"], 1) if "work" in raw else None,
+            bytes=_whole("bytes", raw["bytes"], 1) if "bytes" in raw else None,
             seed=_whole("seed", raw.get("seed", 0), 0),
             dtype=_one_of("dtype", raw.get("dtype", "float32"), DTYPES),
             dropout=_share("dropout", raw.get("dropout", 0.0)),
@@ -80,6 +84,7 @@ class RunSpec:
         """As nested plain values, the form of the TOML file."""
         top = {"about": self.about} if self.about else {}
         top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
+        top |= {key: value for key, value in (("work", self.work), ("bytes", self.bytes)) if value is not None}
         parts = {key: getattr(self, key) for key in PARTS}
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
 

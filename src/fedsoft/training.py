@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -160,22 +160,52 @@ def _try_out(solver: Solver, model: Model, federation: Federation) -> None:
         solver.solve(Problem(model, data, None, None, lambda: [generator(0, "try")]), w, solver.moments(w))
 
 
-def play(simulation: Simulation, federation: Federation, state: State, rounds: range) -> Iterator[tuple[State, Record]]:
-    """Play rounds one after the other; after each, the new state and what to log about it."""
+@dataclass(frozen=True)
+class Limit:
+    """When a run ends: after so many rounds, or before it spends more client work or bytes than allowed."""
+
+    rounds: int
+    work: int | None = None  # gradient evaluations, summed over clients
+    bytes: int | None = None  # sent in both directions, summed over clients
+
+    def is_last(self, history: Sequence[Record]) -> bool:
+        """Whether the next round is the last: one more like the dearest so far would not fit after it."""
+        if len(history) + 1 >= self.rounds:
+            return True
+        return any(
+            allowed is not None and sum(spent) + 2 * max(spent, default=0) > allowed
+            for allowed, spent in ((self.work, _spent(history, WORK)), (self.bytes, _spent(history, BYTES)))
+        )
+
+
+WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
+
+
+def _spent(history: Sequence[Record], keys: tuple[str, ...]) -> list[int]:
+    return [sum(record[key] for key in keys) for record in history]
+
+
+def play(
+    simulation: Simulation, federation: Federation, state: State, history: Sequence[Record], limit: Limit
+) -> Iterator[tuple[State, Record]]:
+    """Play the rounds that are left after `history`; after each, the new state and what to log about it."""
+    history, last = list(history), bool(history and history[-1]["last"])
     truth = federation.truth
     fractions = truth.fractions(federation.train) if truth is not None else None
     with torch.no_grad(), one_thread():
-        for t in rounds:
+        while not last and len(history) < limit.rounds:
+            t, last = len(history), limit.is_last(history)
             began = time.perf_counter()
-            state, notes = simulation.round(state, t)
-            seconds = time.perf_counter() - began
-            record: Record = {"round": t, **notes, **asdict(simulation.cost), "seconds": round(seconds, 6)}
+            state, notes = simulation.round(state, t, last)
+            seconds = round(time.perf_counter() - began, 6)
+            record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
             if truth is not None and fractions is not None:
                 view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():
                     raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
                                         "lower the learning rate (local.lr) or scale the data")  # fmt: skip
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
+            history.append(record)
             yield state, record
 
 
@@ -216,7 +246,7 @@ def fit(
     with torch.no_grad(), one_thread():
         state = simulation.start()
     run = Run(federation, simulation, state, [])
-    for run.state, record in play(simulation, federation, state, range(rounds)):
+    for run.state, record in play(simulation, federation, state, [], Limit(rounds)):
         run.history.append(record)
         if on_round is not None:
             on_round(record)

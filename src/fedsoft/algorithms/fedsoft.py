@@ -11,8 +11,7 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.errors import InputError
-from fedsoft.mixing import aggregation_weights, average, importance_weights, select
+from fedsoft.mixing import aggregation_weights, average, check_participants, importance_weights, select
 
 __all__ = ["FedSoft"]
 
@@ -39,6 +38,11 @@ class FedSoft:
         start: where a local solve starts: the client's `own` last model, or the `mixture` sum_s u_ks c_s of centers.
         moments: whether the local optimiser's memory is `kept` over rounds or `fresh` in each.
 
+    Cost: one task per client drawn, whatever S is, and every tau rounds S evaluations of everybody's points; S models
+        down, one up.
+
+    Use it: when every client's data is a mixture of a few sources that share much.
+
     Example:
         >>> FedSoft(S=2, K=60, lam=1.0).tau
         2
@@ -57,11 +61,8 @@ class FedSoft:
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
-        if self.K != "all" and self.K > clients and not self.replacement:
-            raise InputError(
-                f"FedSoft.K = {self.K} is not allowed: should be at most {clients}, the number of clients, "
-                "or set replacement = true"
-            )
+        if not self.replacement:
+            check_participants("FedSoft", self.K, clients)
 
     def init(self, site: Site, clients: int) -> State:
         """Every center is a draw of its own."""

@@ -1,0 +1,92 @@
+"""IFCA: iterative federated clustering (Ghosh et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.mixing import average, check_participants, one_hot, participants
+
+__all__ = ["IFCA"]
+
+
+@settings
+class IFCA:
+    """Every client joins the center of the smallest mean training loss and trains that one only.
+
+    Maths:
+
+        s_k = argmin_j f_k(c_j)
+        c_j = mean of the local solutions w_k from c_j over {k: s_k = j}        `average = model`
+        c_j = c_j - lr * mean of grad f_k(c_j) over {k: s_k = j}                `average = gradient`
+
+    A center that nobody joins stays as it was.
+
+    Arguments:
+        S: number of centers (the paper's k).
+        K: clients drawn in a round, or "all".
+        average: whether clients send a locally trained model or one gradient over all their points.
+        lr: the paper's gamma, the server's step for `average = gradient`.
+
+    Cost: one task per client drawn (one gradient for `average = gradient`), and S evaluations of its points; S models
+        down, one up.
+
+    Use it: when each client's data comes from one source, or nearly so.
+
+    Example:
+        >>> IFCA(S=3).average
+        'model'
+
+    Reference: Ghosh, Chung, Yin, Ramchandran. An efficient framework for clustered federated learning. NeurIPS 2020.
+        The paper divides the sum of gradients by all clients that take part; here it is by those of the cluster, so
+        that the size of a step does not depend on how many clusters there are.
+    """
+
+    S: Annotated[int, Field(ge=1)] = 2
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    average: Literal["model", "gradient"] = "model"
+    lr: Annotated[float, Field(gt=0)] = 0.1
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("IFCA", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """Every center is a draw of its own: equal ones would leave the first choice to rounding."""
+        centers = torch.stack([site.draw("center", s) for s in range(self.S)])
+        return {"centers": centers, "u": centers.new_full((clients, self.S), 1 / self.S)}
+
+    def enrol(self, site: Site) -> Memory:
+        """The last choice; nobody has chosen yet."""
+        return {"s": torch.zeros_like(site.data.sizes)}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Clients choose and train; the server averages by choice."""
+        c, ids = state["centers"], participants(ask, self.K)
+        answer = ask("train", ids, centers=c)
+        chosen = one_hot(answer.rows("s", like=c.long()[:, 0]), self.S)
+        u = state["u"].index_copy(0, torch.as_tensor(answer.ids), chosen.to(c.dtype))
+        if self.average == "model":
+            c = average(answer.rows("w", like=c), chosen.T.double(), old=c)
+        else:
+            c = c - self.lr * average(answer.rows("gradient", like=c), chosen.T.double(), old=torch.zeros_like(c))
+        return {"centers": c, "u": u}, {"selected": len(ids), "answered": len(answer.ids)}
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """Choose by the mean TRAINING loss, then train from there."""
+        c = shared["centers"]
+        s = site.data.mean_by_client(site.losses(c)).argmin(1)
+        if self.average == "gradient":
+            return mine | {"s": s}, {"s": s, "gradient": site.gradient(c[s])}
+        w, _ = site.solve(c[s])
+        return mine | {"s": s}, {"s": s, "w": w}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The center of the last choice."""
+        return site.predictions(shared["centers"][mine["s"]])
