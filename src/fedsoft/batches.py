@@ -103,7 +103,7 @@ class Walk:
 
     def __init__(self, problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool) -> None:
         model, data = problem.model, problem.data
-        self.model, self.weigh = model, problem.point_weights
+        self.model, self.weigh, self.sizes = model, problem.point_weights, data.sizes
         self.plan = plan = plan_batches(data, batch, epochs, problem.generators() if shuffle else None, dtype)
         x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
         # Models that are linear in their parameters are so small that a product of matrices for each client would cost
@@ -121,7 +121,7 @@ class Walk:
         if problem.prox is not None:
             strength, target = self.stack(problem.prox.strength), self.stack(-problem.prox.target)
             self.pull = [(strength[:a], target[:a]) for a in plan.active]
-        self.now = 0
+        self.now = self.calls = 0
 
     def stack(self, rows: Tensor) -> Tensor:
         """Rows of the clients `[m, ...]` in the order of the stack."""
@@ -131,6 +131,12 @@ class Walk:
     def unstack(self, rows: Tensor) -> Tensor:
         """Rows in the order of the stack as rows of the clients."""
         return rows[torch.argsort(self.plan.clients)].contiguous()
+
+    @property
+    def gradients(self) -> Tensor:
+        """The gradients that each client has spent so far, in points, when every turn asked for as many."""
+        epochs, turns = len(self.places), len(self.batches)
+        return self.sizes * epochs * self.calls // (epochs * turns)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         turn = 0
@@ -146,6 +152,7 @@ class Walk:
 
     def gradient(self, w: Tensor) -> Tensor:
         """The gradient of the problem on the current batch at `w[active, P]`, the proximal term included."""
+        self.calls += 1
         x, y, weight = self.batches[self.now]
         if self.side_by_side:
             slope = (x * w.t().unsqueeze(1)).sum(0).sub_(y).mul_(weight)

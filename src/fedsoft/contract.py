@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.batches import Problem, Prox
+from fedsoft.batches import Problem, Prox, Walk
 from fedsoft.clientdata import ClientData
-from fedsoft.local import Moments, Solver, Work, losses_of_all, own_gradients, own_outputs
+from fedsoft.errors import InputError
+from fedsoft.local import FirstOrder, Moments, Solver, Work, losses_of_all, own_gradients, own_outputs
 from fedsoft.model import Model
 from fedsoft.seeds import generator
 
@@ -112,6 +113,21 @@ class Site:
         solved, moments, gradients = self.solver.solve(problem, w, moments)
         self.work.gradients.add_(gradients.cpu())
         return solved, moments
+
+    def walk(self, label: str = "batches") -> tuple[Walk, FirstOrder]:
+        """The clients' way through their batches, for algorithms that take single steps; see `Walk`.
+
+        Call `spend(walk)` when it is done.
+        """
+        if not isinstance(self.solver, FirstOrder):
+            raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
+        problem = Problem(self.model, self.data, None, None, lambda: self.generators(label))
+        s = self.solver
+        return Walk(problem, self.data.x.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
+
+    def spend(self, walk: Walk) -> None:
+        """Count the gradients of a walk as work."""
+        self.work.gradients.add_(walk.gradients.cpu())
 
     def solve_each(self, w: Tensor, point_weights: Tensor | None = None, label: str = "batches") -> Tensor:
         """Solve S problems for each client, from `w[m, S, P]` with `point_weights[points, S]`: S times the work."""

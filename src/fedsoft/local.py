@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,22 +52,40 @@ class Stepper(Protocol):
         ...
 
 
-Rule = Callable[[Moments, Plan], Stepper]
-"""Makes the stepper for a stack of clients and its plan."""
+@runtime_checkable
+class FirstOrder(Protocol):
+    """A solver that takes steps along gradients of batches."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the points."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Points in a batch."""
+        ...
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether points are drawn in a new order for every epoch."""
+        ...
+
+    def rule(self, moments: Moments, plan: Plan) -> Stepper:
+        """The stepper for a stack of clients and its plan; works on `moments` in place."""
+        ...
 
 
-def descend(
-    problem: Problem, w: Tensor, moments: Moments, rule: Rule, *, batch: int, epochs: int, shuffle: bool
-) -> tuple[Tensor, Moments, Tensor]:
-    """Run `epochs` passes of mini-batch descent for all clients of the problem at once."""
-    walk = Walk(problem, w.dtype, batch=batch, epochs=epochs, shuffle=shuffle)
+def descend(solver: FirstOrder, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
+    """Mini-batch descent for all clients of the problem at once."""
+    walk = Walk(problem, w.dtype, batch=solver.batch, epochs=solver.epochs, shuffle=solver.shuffle)
     w = walk.stack(w)
     moments = {name: walk.stack(value) for name, value in moments.items()}
-    stepper = rule(moments, walk.plan)
+    stepper = solver.rule(moments, walk.plan)
     parts = [w[:a] for a in walk.plan.active]
     for turn, b in walk:
         stepper.step(turn, parts[b], walk.gradient(parts[b]))
-    return walk.unstack(w), {name: walk.unstack(v) for name, v in moments.items()}, problem.data.sizes * epochs
+    return walk.unstack(w), {name: walk.unstack(v) for name, v in moments.items()}, walk.gradients
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,11 @@ class Adam:
 
     def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
         """See `Solver`."""
-        return descend(problem, w, moments, lambda m, plan: _Step(self, m, plan),
-                       batch=self.batch, epochs=self.epochs, shuffle=self.shuffle)  # fmt: skip
+        return descend(self, problem, w, moments)
+
+    def rule(self, moments: Moments, plan: Plan) -> _Step:
+        """See `FirstOrder`."""
+        return _Step(self, moments, plan)
 
 
 class _Step:
