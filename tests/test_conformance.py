@@ -1,0 +1,275 @@
+"""What every algorithm must do. The algorithms are discovered: a new file is tested without another word."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedsoft as fs
+from fedsoft import plugins
+from fedsoft.clientdata import ClientData
+from fedsoft.contract import Algorithm, Site
+from fedsoft.runs import Stage, execute
+from fedsoft.simulate import Simulation
+from fedsoft.spec import RunSpec
+from fedsoft.training import Limit, Run, play, prepare
+
+NAMES = plugins.names("algorithms")
+ROUNDS = 4
+LOCAL = {"name": "sgd", "lr": 0.05, "epochs": 2, "batch": 5}
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def settings_of(name: str) -> set[str]:
+    return set(plugins.parameters(plugins.find("algorithms", name)))
+
+
+def algorithm(name: str, clients: int = 9, **changes: Any) -> Algorithm:
+    """The algorithm with its own defaults, partial participation where it has it, and phases that fit into 4 rounds."""
+    wanted = {"K": min(6, clients), "S": 2, "warm": 2, "after": 1, **changes}
+    return plugins.build("algorithms", name, {k: v for k, v in wanted.items() if k in settings_of(name)})
+
+
+def clients(sizes: tuple[int, ...] = (7, 12, 5, 9, 16, 6, 11, 8, 10), seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Two linear sources, mixed 20:80 and 80:20."""
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((2, 3)) * 2
+    made = []
+    for k, n in enumerate(sizes):
+        x = rng.standard_normal((n, 3))
+        source = (rng.random(n) < (0.2 if k % 2 else 0.8)).astype(int)
+        y = np.einsum("nd,nd->n", x, theta[source]) + 0.1 * rng.standard_normal(n)
+        made.append((torch.from_numpy(x), torch.from_numpy(y)))
+    return made
+
+
+def federation(pairs: list[tuple[Tensor, Tensor]] | None = None, names: list[str] | None = None) -> fs.Federation:
+    return fs.Federation.from_clients(clients() if pairs is None else pairs, names=names)
+
+
+def fitted(name: str, fed: fs.Federation | None = None, rounds: int = ROUNDS, **options: Any) -> Run:
+    fed = federation() if fed is None else fed
+    made = options.pop("made", None) or algorithm(name, len(fed))
+    local = fs.SGD(**{k: v for k, v in LOCAL.items() if k != "name"})
+    return fs.fit(made, fed, fs.models.linear(), rounds=rounds, local=local, dtype="float64", **options)
+
+
+def outcome(run: Run) -> dict[str, Tensor]:
+    """Everything that a run leaves behind, and what it predicts for everybody."""
+    simulation = run.simulation
+    with torch.no_grad():
+        scores = simulation.personal_scores(run.state, simulation.data)
+    return {**{f"state {k}": v for k, v in run.state.items()}, **{f"memory {k}": v for k, v in simulation.memory.items()},
+            "personal": scores}  # fmt: skip
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], order: list[int] | None = None) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        by_client = order is not None and (
+            key.startswith("memory") or key in ("personal", "state u") or key.endswith("_k")
+        )
+        value = value[order] if by_client else value
+        assert value.shape == other[key].shape, key
+        assert torch.allclose(value.double(), other[key].double(), rtol=1e-7, atol=1e-8, equal_nan=True), key
+
+
+def assert_finite(run: Run) -> None:
+    for key, value in outcome(run).items():
+        assert bool(torch.isfinite(value).all()), key
+
+
+@every
+def test_the_contract(name: str) -> None:
+    made = algorithm(name)
+    assert isinstance(made, Algorithm)
+    assert type(made).__name__.lower() == name
+    with pytest.raises(Exception, match=r"cannot assign|frozen"):
+        setattr(made, fields(made)[0].name if fields(made) else "x", 1)  # pyright: ignore[reportArgumentType]
+
+
+@every
+def test_the_docstring_follows_the_template(name: str) -> None:
+    text = inspect.getdoc(plugins.find("algorithms", name)) or ""
+    for heading in ("Maths", "Arguments:", "Cost:", "Use it:", "Example:", "Reference:"):
+        assert heading in text or (heading == "Arguments:" and not settings_of(name)), heading
+    arguments = text.partition("Arguments:")[2].partition("Cost:")[0]
+    for setting in settings_of(name):
+        assert setting in arguments.replace(",", ":").replace(" ", ":").split(":") or f"{setting}:" in arguments, (
+            setting
+        )
+
+
+@every
+def test_the_same_seed_gives_the_same_bits(name: str) -> None:
+    one, other = outcome(fitted(name)), outcome(fitted(name))
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
+
+
+@every
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_the_chunk_does_not_matter(name: str, chunk: int) -> None:
+    """One client at a time is the plain loop; the stack must agree with it."""
+    assert_close(outcome(fitted(name)), outcome(fitted(name, chunk=chunk)))
+
+
+@every
+def test_the_order_of_clients_does_not_matter(name: str) -> None:
+    names, order = [f"client {k}" for k in range(9)], [4, 8, 0, 2, 7, 1, 3, 6, 5]
+    pairs = clients()
+    one = fitted(name, federation(pairs, names))
+    other = fitted(name, federation([pairs[k] for k in order], [names[k] for k in order]))
+    assert_close(outcome(one), outcome(other), order)
+
+
+@every
+def test_padding_does_not_matter(name: str) -> None:
+    """A client far larger than the others, kept apart by chunks, changes nothing about how the others are computed."""
+    pairs = clients((5, 6, 7, 5, 60, 6))
+    assert_close(outcome(fitted(name, federation(pairs))), outcome(fitted(name, federation(pairs), chunk=2)))
+
+
+@every
+def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    chosen = {k: getattr(algorithm(name), k) for k in settings_of(name)}
+    raw: dict[str, Any] = {
+        "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "local": LOCAL, "partition": "10:90",
+        "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
+    }  # fmt: skip
+    raw["algorithm"] = {k: v for k, v in raw["algorithm"].items() if v is not None}
+    whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", Stage())
+
+    class Stop(Exception):
+        pass
+
+    def stop_after(count: int) -> Callable[[dict[str, Any]], None]:
+        def on_round(record: dict[str, Any]) -> None:
+            if record["round"] + 1 == count:
+                raise Stop
+
+        return on_round
+
+    for count in (1, 3):
+        with pytest.raises(Stop):
+            execute(RunSpec.from_dict(raw), tmp_path / "stopped", Stage(on_round=stop_after(count)))
+    resumed, finished = execute(RunSpec.from_dict(raw), tmp_path / "stopped", Stage())
+    assert finished
+    assert (resumed.path / "state.safetensors").read_bytes() == (whole.path / "state.safetensors").read_bytes()
+    assert resumed.scores() == whole.scores()
+
+
+@every
+@pytest.mark.parametrize("dropout", [0.3, 0.8, 1.0])
+def test_dropouts_never_give_nan(name: str, dropout: float) -> None:
+    assert_finite(fitted(name, rounds=5, dropout=dropout))
+
+
+@every
+def test_when_nobody_answers_the_centers_stay(name: str) -> None:
+    run = fitted(name, dropout=1.0)
+    with torch.no_grad():
+        first = prepare(algorithm(name), federation(), fs.models.linear(), seed=0, dtype="float64").start()
+    if run.state["centers"].shape == first["centers"].shape:
+        assert torch.equal(run.state["centers"], first["centers"])
+
+
+@every
+def test_a_whole_cluster_that_is_silent_does_no_harm(name: str) -> None:
+    """The clients of one source stop answering after the second round."""
+    simulation = prepare(algorithm(name), federation(), fs.models.linear(), seed=0, dtype="float64")
+    simulation.absent = lambda job, t, names: np.array([t >= 2 and int(n) % 2 == 0 for n in names])
+    with torch.no_grad():
+        state = simulation.start()
+    fed = federation()
+    run = Run(fed, simulation, state, [])
+    for run.state, record in play(simulation, fed, state, [], Limit(5)):
+        run.history.append(record)
+    assert_finite(run)
+
+
+@every
+def test_a_client_with_one_point(name: str) -> None:
+    assert_finite(fitted(name, federation(clients((1, 6, 1, 9, 5, 1)))))
+
+
+@every
+def test_one_center_and_more_centers_than_clients(name: str) -> None:
+    if "S" not in settings_of(name):
+        pytest.skip("has no S")
+    assert_finite(fitted(name, made=algorithm(name, S=1)))
+    assert_finite(fitted(name, federation(clients((5, 6, 7))), made=algorithm(name, 3, S=5)))
+
+
+@every
+def test_a_single_client(name: str) -> None:
+    assert_finite(fitted(name, federation(clients((9,))), made=algorithm(name, 1, S=1)))
+
+
+@every
+def test_classification_with_any_network(name: str) -> None:
+    if name == "mocha":
+        pytest.skip("is for linear models")
+    rng = np.random.default_rng(1)
+    made = [
+        (torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(3, size=n))) for n in (6, 9, 5, 8)
+    ]
+    fed = fs.Federation.from_clients(made, held_out=0.2, classes=3)
+
+    def network() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+    run = fs.fit(
+        algorithm(name, 4, K=3), fed, fs.models.module(network), rounds=3, local=fs.Adam(lr=0.01, epochs=1, batch=4)
+    )
+    assert_finite(run)
+    probabilities = run.predict(made[0][0], client=0)
+    assert probabilities.shape == (6, 3)
+    assert torch.allclose(probabilities.sum(1), torch.ones(6), atol=1e-5)
+
+
+@every
+def test_work_and_bytes_are_counted(name: str) -> None:
+    run = fitted(name)
+    assert sum(record["gradients"] for record in run.history) > 0
+    assert all(record["bytes_down"] >= 0 and record["bytes_up"] >= 0 for record in run.history)
+
+
+@every
+def test_no_algorithm_can_see_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a job and a round can reach: no sources, no mixture, no held-out points, no test sets."""
+    fed = fs.datasets.synthetic(clients=9, points=(5, 16), dimension=3, test_points=7)
+    seen: list[Site] = []
+    make = Simulation._site
+
+    def spy(self: Simulation, data: ClientData, ids: np.ndarray) -> Site:
+        site = make(self, data, ids)
+        seen.append(site)
+        return site
+
+    monkeypatch.setattr(Simulation, "_site", spy)
+    fs.fit(algorithm(name), fed, fs.models.linear(), rounds=3, local=fs.SGD(lr=0.01, epochs=1))
+    assert seen
+    for site in seen:
+        assert site.data.x.data_ptr() != fed.held_out.x.data_ptr()
+        assert {f.name for f in fields(site.data)} == {"x", "y", "starts", "sizes"}
+        assert not any(isinstance(value, fs.Federation) for value in vars(site).values())
+        assert torch.equal(site.data.x, fed.train.x)
+
+
+@every
+def test_held_out_predictions_do_not_change_a_run(name: str) -> None:
+    run = fitted(name)
+    before = {key: value.clone() for key, value in outcome(run).items()}
+    run.scores()
+    after = outcome(run)
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
