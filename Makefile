@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint types bench install clean
+.PHONY: demo test lint types docs bench install clean
 
 install: $(READY)
 
@@ -28,6 +28,9 @@ lint: $(READY)
 
 types: $(READY)
 	@$(BIN)/pyright
+
+docs: $(READY)  ## the page of all algorithms, from their docstrings
+	@$(BIN)/python -m fedsoft.reports.catalogue docs/algorithms.md
 
 bench: $(READY)  ## speed against the plain PyTorch loop, and growth with clients
 	@$(BIN)/python benchmarks/synthetic_round.py

@@ -68,8 +68,9 @@ def outcome(run: Run) -> dict[str, Tensor]:
     simulation = run.simulation
     with torch.no_grad():
         scores = simulation.personal_scores(run.state, simulation.data)
-    return {**{f"state {k}": v for k, v in run.state.items()}, **{f"memory {k}": v for k, v in simulation.memory.items()},
-            "personal": scores}  # fmt: skip
+    left = {f"state {key}": value for key, value in run.state.items()}
+    left |= {f"memory {key}": value for key, value in simulation.memory.items()}
+    return left | {"personal": scores}
 
 
 def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], order: list[int] | None = None) -> None:
@@ -143,8 +144,8 @@ def test_padding_does_not_matter(name: str) -> None:
 def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     chosen = {k: getattr(algorithm(name), k) for k in settings_of(name)}
     raw: dict[str, Any] = {
-        "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "local": LOCAL, "partition": "10:90",
-        "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
+        "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "local": LOCAL,
+        "partition": "10:90", "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
     }  # fmt: skip
     raw["algorithm"] = {k: v for k, v in raw["algorithm"].items() if v is not None}
     whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", Stage())

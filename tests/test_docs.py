@@ -77,6 +77,12 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
+def test_the_page_of_algorithms_is_up_to_date() -> None:
+    from fedsoft.reports.catalogue import page
+
+    assert (ROOT / "docs" / "algorithms.md").read_text("utf-8") == page(), "run: make docs"
+
+
 def test_the_readme_names_every_command() -> None:
     import typer
 

@@ -59,9 +59,9 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         found = getattr(importlib.import_module(f"fedsoft.{_HOME[name]}"), name)
     else:  # every algorithm and solver that there is, by its class name
-        packages = ("algorithms", "solvers") if name[0].isupper() else ()
-        offers = (vars(importlib.import_module(f"fedsoft.{package}")).get(name) for package in packages)
-        found = next((offer for offer in offers if isinstance(offer, type)), None)
+        from fedsoft.plugins import by_class_name
+
+        found = by_class_name("algorithms", name) or by_class_name("solvers", name)
         if found is None:
             raise AttributeError(f"module 'fedsoft' has no attribute '{name}'")
     globals()[name] = found

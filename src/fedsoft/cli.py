@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -86,6 +87,66 @@ def run(
     wanted = [base.with_seed(number) for number in chosen]
     folders = [_carry_out(spec, place(spec, out_dir, again=again), device) for spec in wanted]
     _show(folders, json_)
+
+
+@app.command(epilog="Example:  fedsoft compare synthetic-10-90 -a fedsoft,ifca,fedem --seeds 0..4 --budget work")
+def compare(
+    source: Annotated[
+        str, typer.Argument(metavar="PRESET|FILE.toml", help="What to run; see 'fedsoft list presets'.",
+                            autocompletion=_presets)
+    ],
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", metavar="A,B,...", help="Names; settings in brackets: ifca(S=3).")
+    ],
+    seeds: Annotated[str, typer.Option("--seeds", metavar="A..B", help="Seeds: 0..4 or 0,1,7.")] = "0..2",
+    budget: Annotated[
+        str, typer.Option("--budget", help="What is the same for all: rounds, or the first one's client work or bytes.")
+    ] = "rounds",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
+    device: DeviceOption = "cpu",
+    out_dir: OutOption = Path("runs"),
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare algorithms on the same federations with the same first values. What is saved already is not run again."""
+    from fedsoft import compare as comparing
+    from fedsoft import spec as specs
+    from fedsoft.progress import ComparisonProgress
+    from fedsoft.reports import comparison as report
+    from fedsoft.store import write_folder
+
+    if budget not in comparing.BUDGETS:
+        raise unknown("budget", budget, comparing.BUDGETS)
+    if jobs < 0:
+        raise InputError(f"--jobs {jobs} is not allowed: should be 0 or more")
+    changes = [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+    base = specs.read(source, changes)
+    with ComparisonProgress(err) as progress:
+        found = comparing.compare(
+            base,
+            algorithms,
+            _seeds(seeds),
+            out_dir,
+            budget=budget,
+            jobs=jobs or os.cpu_count() or 1,
+            device=device,
+            on_progress=progress.update,
+        )
+    if found is None:
+        err.print("stopped and saved: the same command goes on from here")
+        raise typer.Exit(130)
+    folder = out_dir / found.name
+    write_folder(folder, {"comparison.csv": report.to_csv(found).encode(), "figure.png": report.figure(found)})
+    if json_:
+        _print_json({"budget": budget, "path": str(folder), "algorithms": report.rows(found)})
+        return
+    wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
+    for table in report.tables(found, wide.width):
+        wide.print(table)
+    out.print(f"Saved: {folder} (comparison.csv, figure.png)", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")

@@ -43,10 +43,16 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def load(package: str) -> dict[str, Any]:
-    """Everything that a package of plugins offers, by name: that of the file, and its own where that differs."""
+    """Everything that a package of plugins offers, by the names of its files."""
     kind = package.rpartition(".")[2]
-    found = {name: find(kind, name) for name in names(kind)}
-    return found | {thing.__name__: thing for thing in found.values()}
+    return {name: find(kind, name) for name in names(kind)}
+
+
+def by_class_name(package: str, name: str) -> Any | None:
+    """The class of that name in a package of plugins, if there is one."""
+    kind = package.rpartition(".")[2]
+    found = find(kind, name.lower()) if name.lower() in names(kind) and not name.islower() else None
+    return found if getattr(found, "__name__", None) == name else None
 
 
 def missing(package: str, name: str) -> AttributeError:

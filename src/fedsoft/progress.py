@@ -53,7 +53,39 @@ class Progress:
 
 def _errors(record: dict[str, Any]) -> str:
     """The best center of every source, in a few characters."""
-    if "centers" not in record:
+    if not record.get("centers"):
         return ""
     columns = list(zip(*record["centers"], strict=True))
     return "best " + " ".join(f"{min(column):.3g}" for column in columns[:4])
+
+
+class ComparisonProgress:
+    """One bar for all runs of a comparison."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.last = console, time.monotonic()
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.completed}/{task.total} runs, {task.fields[rounds]} rounds"),
+            progress.TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("comparing", total=None, rounds=0)
+
+    def update(self, now: Any) -> None:
+        """Some runs have ended, some rounds were played."""
+        self.bar.update(self.task, completed=now.finished, total=now.total, rounds=now.rounds)
+        if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
+            self.last = time.monotonic()
+            self.console.print(f"{now.finished} of {now.total} runs finished, {now.rounds} rounds", markup=False)
+
+    def __enter__(self) -> ComparisonProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()

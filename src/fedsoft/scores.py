@@ -158,16 +158,15 @@ def score(
 ) -> Scores:  # fmt: skip
     """Everything that is reported about the end of a run."""
     metric, truth = model.metric, federation.truth
-    table = alignment = best = error = shares = None
+    table = alignment = best = error = shares = None  # a method may have no centers
     oracle = oracle_scores(model, federation)
-    if truth is not None:
+    if truth is not None and len(centers):
         table = center_scores(model, centers, truth.tests)
         alignment = align(table, metric.higher_is_better)
         best = (table.argmax(0) if metric.higher_is_better else table.argmin(0)).tolist()
-        fractions = truth.fractions(federation.train)
-        shares = weights_by_source(fractions, fractions)
         if u is not None:
-            error = recovery(u.cpu(), fractions, alignment)
+            fractions = truth.fractions(federation.train)
+            shares, error = weights_by_source(fractions, fractions), recovery(u.cpu(), fractions, alignment)
     return Scores(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,

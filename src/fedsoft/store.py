@@ -238,6 +238,14 @@ class RunFolder:
             yield
 
 
+def write_folder(path: Path, files: dict[str, bytes]) -> None:
+    """A folder of whole files, none of them ever half written."""
+    with _said(path):
+        path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        RunFolder(path).write(name, content)
+
+
 def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
     packages = {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}

@@ -17,7 +17,7 @@ def convergence(folder: RunFolder) -> bytes | None:
     """The paper's Fig. 1 as PNG: for each source, the error of all centers over rounds, and below it the mean
     importance weights of the clients that have most of that source. None when the truth is unknown."""
     records, scores = folder.records(), folder.scores()
-    if not records or "centers" not in records[0]:
+    if not records or not records[0].get("centers"):
         return None
     spec = folder.spec()
     sources = len(records[0]["centers"][0])
@@ -55,7 +55,7 @@ def convergence(folder: RunFolder) -> bytes | None:
         axes[1][0].plot([], [], color="#444444", ls="--", lw=1, label="true share")
         axes[1][0].legend(*_last(axes[1][0]), frameon=False, fontsize=9, loc="center right")
     figure.suptitle(spec.title, fontsize=11)
-    return _png(figure)
+    return png(figure)
 
 
 def _last(axis: Any) -> tuple[list[Any], list[str]]:
@@ -71,7 +71,7 @@ def _floor(axis: Any, scores: dict[str, Any] | None, j: int) -> None:
 
 def _true_shares(axis: Any, scores: dict[str, Any] | None, j: int) -> None:
     """The true mean shares of the group as dashed lines, in the colour of the center that stands for each source."""
-    if scores and scores["shares"][j]:
+    if scores and scores["shares"] and scores["shares"][j]:
         for source, share in enumerate(scores["shares"][j]):
             center = next((s for s, stands_for in enumerate(scores["alignment"]) if stands_for == source), -1)
             axis.axhline(share, color=_colour(center) if center >= 0 else "#444444", ls="--", lw=1, label="true share")
@@ -81,7 +81,8 @@ def _colour(s: int) -> str:
     return COLOURS[s % len(COLOURS)]
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """A finished figure as the bytes of a PNG file."""
     with io.BytesIO() as buffer:
         figure.savefig(buffer, format="png", dpi=130)
         return buffer.getvalue()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -30,7 +32,7 @@ def centers_table(scores: Scores, starred: bool) -> Table:
     """
     metric, sources = scores["metric"], scores["sources"]
     how = "*: best" if starred else "best underlined"
-    table = Table(title=f"Cluster models: test {_name(metric)} ({how})", title_justify="left")
+    table = Table(title=f"Cluster models: test {metric_name(metric)} ({how})", title_justify="left")
     table.add_column("source")
     for s in range(len(scores["centers"])):
         table.add_column(f"c{s}", justify="right")
@@ -50,10 +52,17 @@ def centers_table(scores: Scores, starred: bool) -> Table:
     return table
 
 
+def best_centers(scores: Scores) -> list[float] | None:
+    """For each source the score of the center that serves it best; None without centers."""
+    if not scores["centers"]:
+        return None
+    return [scores["centers"][s][j] for j, s in enumerate(scores["best"])]
+
+
 def personal_table(scores: Scores) -> Table:
     """Personal models on the clients' own points."""
     metric = scores["metric"]
-    table = Table(title=f"Personal models: {_name(metric)} on the client's own points", title_justify="left")
+    table = Table(title=f"Personal models: {metric_name(metric)} on the client's own points", title_justify="left")
     for column in ("points", "mean", "median", "worst decile", "clients"):
         table.add_column(column, justify="left" if column == "points" else "right")
     for key, label in (("personal_train", "training"), ("personal_held_out", "held out")):
@@ -89,7 +98,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
         return Group(head, left, cost_text(records))
     parts: list[RenderableType] = [head, Text()]
-    if scores["centers"] is not None:
+    if scores["centers"]:
         parts += [centers_table(scores, starred), Text()]
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
@@ -104,22 +113,22 @@ def seeds_table(all_scores: list[Scores]) -> Table:
     """Means and deviations over seeds, each source with its best center."""
     first = all_scores[0]
     metric = first["metric"]
-    table = Table(title=f"{_name(metric)} over {len(all_scores)} seeds: mean ± deviation", title_justify="left")
+    table = Table(title=f"{metric_name(metric)} over {len(all_scores)} seeds: mean ± deviation", title_justify="left")
     table.add_column("what")
     table.add_column("value", justify="right")
-    for j, source in enumerate(first["sources"]):
-        best = [s["centers"][s["best"][j]][j] for s in all_scores]
-        table.add_row(Text(f"best center on {source}"), _spread(best, metric))
+    for j, source in enumerate(first["sources"] if first["centers"] else []):
+        best = [(best_centers(s) or [])[j] for s in all_scores]
+        table.add_row(Text(f"best center on {source}"), spread(best, metric))
         if first["distance"]:
             scaled = [b / s["distance"] for b, s in zip(best, all_scores, strict=True)]
-            table.add_row(Text("  divided by |θ - θ'|²", style="dim"), _spread(scaled, "mse", digits=3))
+            table.add_row(Text("  divided by |θ - θ'|²", style="dim"), spread(scaled, "share"))
     if first["oracle"]:
-        table.add_row("oracle", _spread([sum(s["oracle"]) / len(s["oracle"]) for s in all_scores], metric), style="dim")
+        table.add_row("oracle", spread([sum(s["oracle"]) / len(s["oracle"]) for s in all_scores], metric), style="dim")
     for key, label in (("personal_train", "personal, training"), ("personal_held_out", "personal, held out")):
         if first[key]:
-            table.add_row(label, _spread([s[key]["mean"] for s in all_scores], metric))
+            table.add_row(label, spread([s[key]["mean"] for s in all_scores], metric))
     if first["recovery"] is not None:
-        table.add_row("mean |u - true share|", _spread([s["recovery"] for s in all_scores], "mse", digits=3))
+        table.add_row("mean |u - true share|", spread([s["recovery"] for s in all_scores], "share"))
     return table
 
 
@@ -169,13 +178,19 @@ def size(count: float) -> str:
     raise AssertionError
 
 
-def _name(metric: str) -> str:
+def metric_name(metric: str) -> str:
+    """A metric the way people write it."""
     return {"mse": "MSE", "accuracy": "accuracy", "loss": "loss"}.get(metric, metric)
 
 
-def _spread(values: list[float], metric: str, digits: int | None = None) -> str:
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
-    if digits is not None:
-        return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
-    return f"{number(mean, metric)} ± {number(deviation, metric)}"
+def spread(values: Sequence[float | None], metric: str) -> str:
+    """Mean ± deviation over seeds; `metric` may also be `share`, for numbers below 1."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean = statistics.mean(known)
+    shown = f"{mean:.3f}" if metric == "share" else number(mean, metric)
+    if len(known) == 1:
+        return shown
+    deviation = statistics.stdev(known)
+    return f"{shown} ± {f'{deviation:.3f}' if metric == 'share' else number(deviation, metric)}"
