@@ -145,7 +145,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> No
     chosen = {k: getattr(algorithm(name), k) for k in settings_of(name)}
     raw: dict[str, Any] = {
         "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "local": LOCAL,
-        "partition": "10:90", "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
+        "partition": "10:90",
+        "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
     }  # fmt: skip
     raw["algorithm"] = {k: v for k, v in raw["algorithm"].items() if v is not None}
     whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", Stage())

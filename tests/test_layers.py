@@ -16,7 +16,7 @@ KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
 ORDER = [
     "errors", "checks", "seeds", "partition", "clientdata", "federation", "model", "plugins",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
-    "simulate", "scores", "training", "spec", "store", "runs", "reports", "progress", "cli",
+    "simulate", "scores", "training", "spec", "store", "runs", "compare", "reports", "progress", "cli",
 ]  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from fedsoft import plugins
 
 
 def __getattr__(name: str) -> Any:
-    raise plugins.missing(__name__, name)
-
-
-# Bound over the submodules of the same names, so that `fedsoft.algorithms.<name>` is always the thing itself.
-globals().update(plugins.load(__name__))
+    """The classes by their own names, each file read when it is first asked for."""
+    found = plugins.by_class_name(__name__, name)
+    if found is None:
+        raise plugins.missing(__name__, name)
+    return found

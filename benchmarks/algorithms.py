@@ -1,0 +1,64 @@
+"""The time of a synthetic round of every algorithm per unit of client work, as a multiple of FedSoft's.
+
+One process, one thread. The federation is the paper's (100 clients of 100 to 200 points, linear regression in 10
+dimensions, 10 epochs, batch 10, Adam). Work is counted by the engine in gradient evaluations; the figure is the median
+over rounds after the first, each divided by that round's work. Algorithms and FedSoft take turns, so that a slow moment
+of the machine hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import fedsoft as fs
+from fedsoft import plugins
+
+ROUNDS = 6
+
+
+def seconds_per_gradient(name: str, federation: fs.Federation) -> tuple[float, float]:
+    """Microseconds per 1,000 gradient evaluations, and the gradients of a round."""
+    known = plugins.parameters(plugins.find("algorithms", name))
+    wanted = {"S": 2, "K": 60, "warm": 2, "after": 2}
+    algorithm = plugins.build("algorithms", name, {k: v for k, v in wanted.items() if k in known})
+    run = fs.fit(algorithm, federation, fs.models.linear(), rounds=ROUNDS, seed=0)
+    rounds = [r for r in run.history[1:] if r["gradients"]]
+    rate = statistics.median(r["seconds"] / r["gradients"] for r in rounds)
+    return rate * 1e9, statistics.median(r["gradients"] for r in rounds)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeats", type=int, default=3, help="turns that each algorithm takes against FedSoft")
+    options.add_argument("--json", type=Path, help="save the figures here")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    federation = fs.datasets.synthetic(partition="10:90", seed=0)
+    seconds_per_gradient("fedsoft", federation)  # warms up
+    found = {}
+    for name in plugins.names("algorithms"):
+        ratios, own, work = [], 0.0, 0.0
+        for _ in range(chosen.repeats):
+            reference, _ = seconds_per_gradient("fedsoft", federation)
+            own, work = seconds_per_gradient(name, federation)
+            ratios.append(own / reference)
+        found[name] = {"ratio": statistics.median(ratios), "us_per_1000_gradients": own, "gradients_per_round": work}
+    table = Table("algorithm", "gradients a round", "µs per 1,000 gradients", "multiple of FedSoft")
+    for name, row in sorted(found.items(), key=lambda item: item[1]["ratio"]):
+        table.add_row(
+            name, f"{row['gradients_per_round']:,.0f}", f"{row['us_per_1000_gradients']:.0f}", f"{row['ratio']:.2f}"
+        )
+    Console().print(table)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
