@@ -13,6 +13,8 @@ from torch import Tensor
 from fedsoft.clientdata import ClientData
 from fedsoft.model import Model
 
+FEW = 40  # parameters; where products of matrices, one for each client, begin to be as fast
+
 
 @dataclass(frozen=True)
 class Prox:
@@ -106,10 +108,10 @@ class Walk:
         self.model, self.weigh, self.sizes = model, problem.point_weights, data.sizes
         self.plan = plan = plan_batches(data, batch, epochs, problem.generators() if shuffle else None, dtype)
         x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
-        # Models that are linear in their parameters are so small that a product of matrices for each client would cost
-        # several times its arithmetic. For them, clients lie along the last axis and products are written out.
-        self.side_by_side = model.features is not None
-        if model.features is not None:
+        # A product of tiny matrices for each client would cost several times its arithmetic. For linear models of a few
+        # parameters, clients lie along the last axis and products are written out.
+        self.side_by_side = model.features is not None and model.size <= FEW
+        if self.side_by_side and model.features is not None:
             axis, self.places, self.weights = -1, plan.places, plan.weights * 2
             x = model.features(x[None])[0].t().contiguous()
         else:
@@ -136,7 +138,7 @@ class Walk:
     def gradients(self) -> Tensor:
         """The gradients that each client has spent so far, in points, when every turn asked for as many."""
         epochs, turns = len(self.places), len(self.batches)
-        return self.sizes * epochs * self.calls // (epochs * turns)
+        return self.sizes * epochs * self.calls // max(1, epochs * turns)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         turn = 0

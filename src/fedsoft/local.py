@@ -139,7 +139,7 @@ def losses_of_all(model: Model, data: ClientData, centers: Tensor) -> Tensor:
     block = max(1, 65536 // count)
     parts = []
     for places in data.points.split(block):
-        x, y = data.x[places], data.y[places]
+        x, y = data.x.index_select(0, places), data.y.index_select(0, places)
         output = model.outputs(centers, x.expand(count, *x.shape))
         parts.append(model.loss(output, y.expand(count, *y.shape)).T)
     return torch.cat(parts) if parts else centers.new_zeros((0, count))

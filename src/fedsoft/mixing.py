@@ -44,7 +44,7 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
     def rings(count: int) -> np.ndarray:  # the next `count` gaps of every race, [count, S, N]
         return np.stack([g.standard_exponential((count, centers)) for g in generators], axis=2)
 
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         times = np.cumsum(rings(int(2 * K * rates.max()) + 20 if replacement else 1), axis=0) / rates
         # With replacement nobody's next ring may come before the K-th of all.
         while replacement and any(

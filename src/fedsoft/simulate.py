@@ -56,7 +56,9 @@ class Simulation:
         self.data = federation.train.to(device, dtype)
         self.held_out = federation.held_out.to(device, dtype)
         self.names, self.seed, self.absent = federation.names, seed, absent
-        self.chunk = chunk or _chunk(model, self.data)
+        if chunk is not None and chunk < 1:
+            raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
+        self.chunk = _chunk(model, self.data) if chunk is None else chunk
         self.sizes = federation.train.sizes.clone()
         self.t, self.last = 0, False
         self.cost = Cost()
@@ -95,7 +97,8 @@ class Simulation:
             rows = torch.as_tensor(part, device=self.data.x.device)
             sent = shared | {name: value[begin : begin + self.chunk] for name, value in each.items()}
             mine, reply = run(site, {name: value[rows] for name, value in self.memory.items()}, sent)
-            self._check_reply(job, part, reply)
+            self._check(job, part, reply, "answered")
+            self._check(job, part, mine, "ended")
             for name, value in mine.items():
                 self.memory[name].index_copy_(0, rows, value)
             self.cost.gradients += int(site.work.gradients.sum())
@@ -141,16 +144,16 @@ class Simulation:
         names = [self.names[k] for k in ids]
         return Site(self.model, data.take(ids), self.solver, names, self.seed, self.t, work=Work.none(len(ids)))
 
-    def _check_reply(self, job: str, ids: Ids, reply: Reply) -> None:
-        """Nothing that is not finite, or not one row per client, is ever used."""
-        for name, value in reply.items():
+    def _check(self, job: str, ids: Ids, values: dict[str, Tensor], what: str) -> None:
+        """Nothing that is not finite, or not one row per client, is ever used or remembered."""
+        for name, value in values.items():
             if len(value) != len(ids):
-                raise InputError(f"job '{job}' replied {len(value)} rows of '{name}' for {len(ids)} clients")
+                raise InputError(f"job '{job}' {what} with {len(value)} rows of '{name}' for {len(ids)} clients")
             bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
             if bool(bad.any()):
                 first = self.names[ids[int(torch.nonzero(bad)[0])]]
                 raise DivergedError(
-                    f"client '{first}' answered job '{job}' of round {self.t} with values that are not finite: "
+                    f"client '{first}' {what} job '{job}' of round {self.t} with values that are not finite: "
                     "its training diverged, lower the learning rate (local.lr) or scale the data"
                 )
 
@@ -177,7 +180,7 @@ def _bytes(values: dict[str, Tensor]) -> int:
 
 
 def _chunk(model: Model, data: ClientData) -> int:
-    """As many clients as keep the working set (w, gradient, moments, buffer; an epoch of points) near the cache."""
+    """As many clients as keep the working set (w, gradient, moments, buffer; the points, twice) near the cache."""
     point = data.x[0].numel() + data.y[0].numel() + 1
-    per_client = data.x.element_size() * (5 * model.size + point * int(data.sizes.max()))
-    return max(1, CHUNK_BYTES // per_client)
+    per_client = data.x.element_size() * (5 * model.size + 2 * point * float(data.sizes.double().mean()))
+    return max(1, int(CHUNK_BYTES / per_client))

@@ -1,0 +1,126 @@
+"""CFL: clustered federated learning by splitting (Sattler, Müller & Samek, 2020)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.mixing import average, check_participants, one_hot, participants
+
+__all__ = ["CFL"]
+
+
+@settings
+class CFL:
+    """All clients begin in one cluster; a cluster that stands still while its members still pull apart is split in two.
+
+    Maths, in every round and for every cluster C with center c:
+
+        d_k = w_k - c                                       w_k the local solution from c, for k in C drawn
+        c   = c + d        with d = mean of d_k             over those that answered
+        split C when       |d| < eps1   and   max_k |d_k| > eps2
+        into the halves    by complete linkage on -cos(d_k, d_l)
+
+    Both halves go on from c. Clients that did not answer in the round of a split are split by the last update that they
+    sent; those that never sent one stay with the half that keeps the number of the cluster.
+
+    Arguments:
+        eps1: a cluster stands still when the norm of its mean update is below this.
+        eps2: its members pull apart when the largest norm of one's update is above this.
+        after: rounds before the first split.
+        smallest: a cluster is split only when it has more members.
+        K: clients drawn in a round, or "all".
+
+    The two thresholds are absolute norms of parameter updates. They depend on the model, the local solver and the data,
+    and the defaults are those of the authors' code for their networks. To choose them, run with `after` beyond the
+    last round and read `mean_norms` and `largest_norms` in the log: eps1 belongs above the level at which the first
+    ends (with K clients drawn the mean of a sample never vanishes: about the second divided by sqrt(K)), eps2 below the
+    level at which the second ends and above what clients of one source alone would show. An eps2 too small splits on
+    and on, down to `smallest`; mixtures that vary from client to client without gaps need a larger one.
+
+    Cost: one task per client drawn; one model down, one up. The server keeps one update of everybody.
+
+    Use it: when each client's data comes from one source, or nearly so, and the number of sources is unknown.
+
+    Example:
+        >>> CFL(eps1=0.1, eps2=1.0).after
+        20
+
+    Reference: Sattler, Müller, Samek. Clustered federated learning: Model-agnostic distributed multitask optimization
+        under privacy constraints. IEEE TNNLS 2020. The mean is a plain one, as in the authors' code; that code puts the
+        members of a sub-cluster down by their place in it, so its second split mixes up clients.
+    """
+
+    eps1: Annotated[float, Field(ge=0)] = 0.4
+    eps2: Annotated[float, Field(ge=0)] = 1.6
+    after: Annotated[int, Field(ge=0)] = 20
+    smallest: Annotated[int, Field(ge=1)] = 2
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("CFL", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """One cluster of everybody."""
+        center = site.draw("center", 0)[None]
+        s_k = torch.zeros(clients, dtype=torch.int64, device=center.device)
+        return {"centers": center, "u": center.new_ones((clients, 1)), "s_k": s_k,
+                "update_k": center.new_zeros((clients, center.shape[1])), "known_k": s_k.bool()}  # fmt: skip
+
+    def enrol(self, site: Site) -> Memory:
+        """Clients keep nothing."""
+        return {}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Train from the own cluster's center, average by cluster, split where it is due."""
+        c, s_k, ids = state["centers"], state["s_k"], participants(ask, self.K)
+        answer = ask("train", ids, each={"center": c[s_k[ids]]})
+        answered = torch.as_tensor(answer.ids, device=c.device)
+        update_k = answer.update("update", state["update_k"])
+        known_k = state["known_k"].index_fill(0, answered, True)
+
+        members = one_hot(s_k[answered], len(c)).T.double()  # [clusters, answered]
+        mean = average(update_k[answered], members, old=torch.zeros_like(c))
+        norms = mean.norm(dim=1).tolist()
+        largest = (members * update_k[answered].norm(dim=1)).amax(1).tolist() if len(answered) else [0.0] * len(c)
+        c = c + mean
+        for j in range(len(mean)) if t >= self.after else ():
+            inside = torch.nonzero((s_k == j) & known_k).flatten()  # numbers of clients, whatever the cluster
+            due = norms[j] < self.eps1 and largest[j] > self.eps2
+            if due and int((s_k == j).sum()) > self.smallest and len(inside) > 1:
+                leaves = second_half(update_k[inside])
+                s_k = s_k.index_fill(0, inside[leaves], len(c))
+                c = torch.cat([c, c[j : j + 1]])
+
+        state = {"centers": c, "u": one_hot(s_k, len(c)).to(c.dtype), "s_k": s_k, "update_k": update_k,
+                 "known_k": known_k}  # fmt: skip
+        return state, {"selected": len(ids), "answered": len(answered), "mean_norms": norms, "largest_norms": largest}
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """From the center of the client's cluster."""
+        w, _ = site.solve(shared["center"])
+        return mine, {"update": w - shared["center"]}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The center of the client's cluster."""
+        return site.predictions(shared["centers"][shared["s_k"]])
+
+
+def second_half(updates: Tensor) -> Tensor:
+    """Cut m >= 2 updates in two by their directions; a mask of the half that gets a new number, `[m]`.
+
+    That is the half whose mean update comes later in lexicographic order: it must not depend on the order of clients.
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    unit = torch.nn.functional.normalize(updates.double(), dim=1)
+    cut = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="complete")
+    half = torch.as_tensor(cut.fit_predict((1 - unit @ unit.T).cpu().numpy()), device=updates.device)
+    return half == int(updates[half == 1].mean(0).tolist() > updates[half == 0].mean(0).tolist())

@@ -1,0 +1,126 @@
+"""FedEM: federated expectation maximisation for mixtures of sources (Marfoq et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.mixing import check_participants, participants
+from fedsoft.model import squared_loss
+
+__all__ = ["FedEM"]
+
+
+@settings
+class FedEM:
+    """Every client keeps a mixture of the centers and trains each of them on its points, weighted by who made them.
+
+    Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
+
+        q_i(s) = pi_ks exp(-l_s(i)) / sum_s' pi_ks' exp(-l_s'(i))           for every point on its own
+        pi_ks  = mean_i q_i(s)                                              kept by the client between rounds
+        w_ks   = local solution of  mean_i q_i(s) l_s(i)  from c_s          for every s
+        c_s    = c_s + sum_k n_k / n (w_ks - c_s)                           n: points of ALL clients
+
+    so clients that are absent hold the old center. With squared loss exp(-l) supposes noise of variance 1/2. With
+    `scale = estimated` the loss is instead that of a Gaussian of one variance s2, shared by all centers and clients:
+
+        l_s(i) = r_s(i)^2 / (2 s2),     s2 = sum_k sum_i sum_s q_i(s) r_ks(i)^2 / sum_k n_k
+
+    where r_ks are the residuals of the new w_ks, over those that answered; they are too small where clients have few
+    points for so many parameters. Until the server knows s2, a client takes its own mean of r_s(i)^2 under the first
+    centers: so large that all centers share every point at first, and part slowly while s2 falls.
+
+    Arguments:
+        S: number of centers (the paper's M).
+        K: clients drawn in a round, or "all".
+        scale: for squared loss, whether the variance of the noise is `estimated`, or `fixed` so that q uses exp(-l) as
+            published. Other losses are always used as they are.
+        predict_with: the `mixture` sum_s pi_ks p_s(y | x), or the center of the `largest` pi_ks alone.
+
+    Cost: S tasks per client drawn, and S evaluations of its points (2 S where the scale is estimated); S models down,
+        S up.
+
+    Use it: when every client's data is a mixture of a few sources and S times the work is no obstacle.
+
+    Example:
+        >>> FedEM(S=2).scale
+        'estimated'
+
+    Reference: Marfoq, Neglia, Bellet, Kameni, Vidal. Federated multi-task learning under a mixture of distributions.
+        NeurIPS 2021.
+    """
+
+    S: Annotated[int, Field(ge=1)] = 3
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    scale: Literal["estimated", "fixed"] = "estimated"
+    predict_with: Literal["mixture", "largest"] = "mixture"
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("FedEM", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """Every center is a draw of its own. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
+        centers = torch.stack([site.draw("center", s) for s in range(self.S)])
+        u = centers.new_full((clients, self.S), 1 / self.S)
+        return {"centers": centers, "u": u, "s2": centers.new_tensor(0.0 if self._estimates(site) else 0.5)}
+
+    def enrol(self, site: Site) -> Memory:
+        """The uniform mixture."""
+        return {"pi": site.data.x.new_full((len(site), self.S), 1 / self.S)}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Clients do both steps of EM; the server averages center by center."""
+        c, s2, ids = state["centers"], state["s2"], participants(ask, self.K)
+        answer = ask("train", ids, centers=c, s2=s2)
+        n = ask.sizes.to(c.device, torch.float64)
+        own = n[answer.ids]
+        c = c + torch.einsum("k,ksp->sp", (own / n.sum()).to(c.dtype), answer.rows("w", like=c[None]) - c)
+        if "residual" in answer.values:  # positive, so that it is told from the 0 of the start
+            s2 = (own @ answer.values["residual"].double() / own.sum()).to(c.dtype).clamp(min=_tiny(c))
+        u = answer.update("pi", state["u"])
+        return {"centers": c, "u": u, "s2": s2}, {"selected": len(ids), "answered": len(answer.ids)}
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """The E-step by point, the M-step by center."""
+        c, owners = shared["centers"], site.data.owners
+        losses = site.losses(c)
+        first = site.data.mean_by_client(losses.mean(1)).clamp(min=_tiny(c))
+        s2 = torch.where(shared["s2"] > 0, shared["s2"], first)[owners, None]
+        # One center of every point has 0 here and a finite logarithm beside it, however small pi or s2 became.
+        beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
+        q = torch.softmax(mine["pi"].clamp(min=_tiny(c)).log()[owners] - beyond, dim=1)
+        pi = site.data.mean_by_client(q)
+        start = c.expand(len(site), -1, -1)
+        w = torch.where(pi[:, :, None] > 0, site.solve_each(start, point_weights=q), start)
+        reply = {"w": w, "pi": pi}
+        if self._estimates(site):
+            y = site.data.y[site.data.points]
+            each = [squared_loss(site.predictions(w[:, s])[None], y[None])[0] for s in range(self.S)]
+            squares = (q * torch.stack(each, dim=1)).sum(1) / y[:1].numel()  # of one output
+            reply["residual"] = site.data.mean_by_client(squares)
+        return mine | {"pi": pi}, reply
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The client's mixture of all centers, or its main one."""
+        c, pi = shared["centers"], mine["pi"]
+        if self.predict_with == "largest":
+            return site.predictions(c[pi.argmax(1)])
+        each = torch.stack([site.predictions(center.expand(len(site), -1)) for center in c])  # [S, points, ...]
+        share = pi[site.data.owners].T
+        return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+
+    def _estimates(self, site: Site) -> bool:
+        """Whether the loss is a square whose scale is to be found."""
+        return self.scale == "estimated" and site.model.loss is squared_loss
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny

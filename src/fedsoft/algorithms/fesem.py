@@ -1,0 +1,116 @@
+"""FeSEM: multi-center federated learning (Xie et al., 2020)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.mixing import average, check_participants, one_hot, participants
+
+__all__ = ["FeSEM"]
+
+
+@settings
+class FeSEM:
+    """Clients are clustered by their models: each joins the nearest center, which becomes the mean of its members.
+
+    Maths:
+
+        w_k = local solution from c_{s_k}              for each client k drawn
+        s_k = argmin_j |w_k - c_j|
+        c_j = mean of w_k over {k: s_k = j}            those that answered, not weighted
+
+    In the first round everybody trains from one common draw, and k-means of the models gives the first s_k and c_j;
+    when there are fewer different models than S, the other centers stay at the draw. A center without members stays as
+    it was. A client that has not answered yet belongs to no center: it uses the mean of all centers, which favours none
+    of them, and joins the nearest when it first answers.
+
+    Arguments:
+        S: number of centers (the paper's K).
+        K: clients drawn in a round after the first, or "all".
+
+    Cost: one task per client drawn; one model down, one up. No evaluations: the server compares models.
+
+    Use it: when clients fall into groups whose models differ, and evaluating all centers at clients is too dear. Needs
+        models that were trained far enough to be compared.
+
+    Example:
+        >>> FeSEM(S=4).K
+        'all'
+
+    Reference: Long, Xie, Shen, Zhou, Wang, Jiang. Multi-center federated learning: clients clustering for better
+        personalization. World Wide Web 2023 (arXiv:2005.01026, 2020).
+    """
+
+    S: Annotated[int, Field(ge=1)] = 2
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("FeSEM", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """All centers at one draw; s_k = -1: nobody belongs to any."""
+        centers = site.draw("center", 0).repeat(self.S, 1)
+        nowhere = torch.full((clients,), -1, dtype=torch.int64, device=centers.device)
+        return {"centers": centers, "u": centers.new_full((clients, self.S), 1 / self.S), "s_k": nowhere}
+
+    def enrol(self, site: Site) -> Memory:
+        """Clients keep nothing."""
+        return {}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Clients train from their centers; the server assigns and averages their models."""
+        c, s = state["centers"], state["s_k"]
+        begin = bool((s < 0).all())
+        ids = ask.everyone if begin else participants(ask, self.K)
+        answer = ask("train", ids, each={"w": _own(c, s[ids])})
+        w = answer.rows("w", like=c)
+        chosen = self._cluster(w, ask, answer.ids) if begin else _distances(w, c).argmin(1)
+        members = one_hot(chosen, self.S)
+        c = average(w, members.T.double(), old=c)
+        rows = torch.as_tensor(answer.ids, device=c.device)
+        state = {"centers": c, "u": state["u"].index_copy(0, rows, members.to(c.dtype)),
+                 "s_k": s.index_copy(0, rows, chosen)}  # fmt: skip
+        return state, {"selected": len(ids), "answered": len(answer.ids)}
+
+    def _cluster(self, w: Tensor, ask: Ask, ids: np.ndarray) -> Tensor:
+        """The clusters that k-means finds among models `w[m, P]`."""
+        from sklearn.cluster import KMeans
+
+        draws = ask.generators("order")
+        order = np.argsort([draws[k].random() for k in ids])  # k-means depends on it; this one is the clients' own
+        models = w.double().cpu().numpy()[order]
+        count = min(self.S, len(np.unique(models, axis=0)))
+        labels = np.zeros(len(ids), dtype=np.int64)
+        if count > 1:
+            seed = int(ask.generator("k-means").integers(2**31))
+            kmeans = KMeans(count, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
+            labels[order] = kmeans.fit_predict(models)
+        return torch.from_numpy(labels).to(w.device)
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """From the client's own center, on its own points."""
+        w, _ = site.solve(shared["w"])
+        return mine, {"w": w}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The client's own center."""
+        return site.predictions(_own(shared["centers"], shared["s_k"]))
+
+
+def _own(centers: Tensor, s: Tensor) -> Tensor:
+    """The center of each client, the mean of all for those that belong to none."""
+    return torch.where(s[:, None] < 0, centers.mean(0), centers[s])
+
+
+def _distances(w: Tensor, centers: Tensor) -> Tensor:
+    # Not by the product of matrices: it loses the difference between centers that are close to each other.
+    return torch.cdist(w, centers, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,0 +1,146 @@
+"""FL+HC: federated learning with hierarchical clustering of local updates (Briggs et al., IJCNN 2020)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.errors import InputError
+from fedsoft.mixing import average, check_participants, one_hot, participants
+
+__all__ = ["FLHC"]
+
+
+@settings
+class FLHC:
+    """FedAvg for a while; then all clients are clustered once by their updates, and every cluster goes on by itself.
+
+    Maths:
+
+        c         = FedAvg                                        rounds 0 to warm - 1
+        delta_k   = w_k - c, w_k the local solution from c        round `warm`, by all clients
+        clusters  = agglomerative clustering of the delta_k, cut at a distance or at S clusters
+        c_s       = sum_k n_k w_k / sum_k n_k over the clients of cluster s that answered, from round `warm` on
+
+    A client that was silent in the round of the clustering keeps to the common model c. When it first answers again, it
+    has trained from c and joins the cluster whose mean delta is nearest; that answer counts for nothing else. When
+    nobody answers in the round of the clustering, it is tried again in the next.
+
+    Arguments:
+        warm: FedAvg rounds before the clustering (the paper's n).
+        distance: between updates.
+        threshold: clusters are merged up to this distance; decides in place of S where given.
+        S: number of clusters.
+        linkage: the distance of two clusters: their farthest pair (`complete`), the mean over pairs (`average`), or
+            `ward`, which needs the distance l2.
+        K: clients drawn in a round, or "all".
+
+    The threshold is an absolute distance between updates for l2 and l1 (for cosine it is from 0 to 2), and depends on
+    the model, the local solver and the data; so S = 2 is the default.
+
+    Cost: one task per client drawn, and one of everybody in the round of the clustering; one model down, one up.
+
+    Use it: when each client's data comes from one source, or nearly so, and everybody can be asked once.
+
+    Example:
+        >>> FLHC(S=4).warm
+        10
+
+    Reference: Briggs, Fan, Andras. Federated learning with hierarchical clustering of local updates to improve training
+        on non-IID data. IJCNN 2020.
+    """
+
+    warm: Annotated[int, Field(ge=0)] = 10
+    distance: Literal["l2", "l1", "cosine"] = "l2"
+    threshold: Annotated[float, Field(ge=0)] | None = None
+    S: Annotated[int, Field(ge=1)] | None = 2
+    linkage: Literal["complete", "average", "ward"] = "complete"
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist, and the tree must be cut somewhere."""
+        check_participants("FLHC", self.K, clients)
+        if self.linkage == "ward" and self.distance != "l2":
+            raise InputError(f"FLHC.distance = '{self.distance}' is not allowed: linkage 'ward' needs 'l2'")
+        if self.S is None and self.threshold is None:
+            raise InputError("FLHC.S is missing: give the number of clusters S, or a threshold")
+
+    def init(self, site: Site, clients: int) -> State:
+        """One model, and nobody in a cluster: s_k = -1."""
+        common = site.draw("center", 0)[None]
+        s_k = torch.full((clients,), -1, device=common.device)
+        return {"centers": common.clone(), "u": common.new_ones((clients, 1)), "common": common,
+                "deltas": torch.zeros_like(common), "s_k": s_k}  # fmt: skip
+
+    def enrol(self, site: Site) -> Memory:
+        """Clients keep nothing."""
+        return {}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """FedAvg, the clustering, or FedAvg inside the clusters."""
+        c, common, deltas, s_k = (state[name] for name in ("centers", "common", "deltas", "s_k"))
+        warm = bool((s_k < 0).all())
+        ids = ask.everyone if warm and t >= self.warm else participants(ask, self.K)
+        answer = ask("train", ids, each={"start": own_models(c, common, s_k[ids])})
+        answered = torch.as_tensor(answer.ids, device=c.device)
+        w, s, n = answer.rows("w", like=c), s_k[answered], ask.sizes[answer.ids].double().to(c.device)
+        notes = {"selected": len(ids), "answered": len(answered)}
+        if warm and (t < self.warm or not len(answered)):
+            c = average(w, n[None], old=c)
+            return state | {"centers": c, "common": c.clone()}, notes
+
+        delta = w - own_models(c, common, s)
+        if warm:
+            s = self.clusters(delta)
+            c = common.expand(int(s.max()) + 1, -1)
+            deltas = average(delta, one_hot(s, len(c)).T.double(), old=c)
+        member = one_hot(s.clamp(min=0), len(c)) * (s >= 0)[:, None]  # those that join now trained another model
+        c = average(w, member.T * n, old=c)
+        s_k = s_k.index_copy(0, answered, torch.where(s < 0, self.distances(delta, deltas).argmin(1), s))
+        u = torch.where(s_k[:, None] < 0, 1 / len(c), one_hot(s_k.clamp(min=0), len(c)).to(c.dtype))
+        return {"centers": c, "u": u, "common": common, "deltas": deltas, "s_k": s_k}, notes
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """From the center of the client's cluster, or from the common model."""
+        w, _ = site.solve(shared["start"])
+        return mine, {"w": w}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The center of the client's cluster, or the common model."""
+        return site.predictions(own_models(shared["centers"], shared["common"], shared["s_k"]))
+
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """Between all updates of two sets, `[len(a), len(b)]`."""
+        if self.distance == "cosine":
+            a, b = (torch.nn.functional.normalize(x, dim=1) for x in (a, b))
+            return 1 - a @ b.T
+        p = 1.0 if self.distance == "l1" else 2.0
+        return torch.cdist(a, b, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def clusters(self, delta: Tensor) -> Tensor:
+        """The cluster of each update, numbered by mean update, so that the order of clients does not matter."""
+        from sklearn.cluster import AgglomerativeClustering
+
+        if len(delta) == 1:
+            return torch.zeros_like(delta[:, 0], dtype=torch.int64)
+        ward, delta = self.linkage == "ward", delta.double()
+        cut: dict[str, Any] = {"n_clusters": min(self.S or 1, len(delta))}
+        if self.threshold is not None:
+            cut = {"n_clusters": None, "distance_threshold": self.threshold}
+        tree = AgglomerativeClustering(**cut, linkage=self.linkage, metric="euclidean" if ward else "precomputed")
+        labels = tree.fit_predict((delta if ward else self.distances(delta, delta)).cpu().numpy())
+        means = [delta[labels == j].mean(0).tolist() for j in range(labels.max() + 1)]
+        number = np.argsort(sorted(range(len(means)), key=means.__getitem__))
+        return torch.as_tensor(number[labels], device=delta.device)
+
+
+def own_models(centers: Tensor, common: Tensor, s: Tensor) -> Tensor:
+    """What clients of clusters `s[m]` use: their center, or the common model where s < 0."""
+    return torch.where(s[:, None] < 0, common, centers[s.clamp(min=0)])

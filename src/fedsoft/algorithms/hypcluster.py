@@ -1,0 +1,127 @@
+"""HypCluster: hypothesis-based clustering (Mansour et al., 2020)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
+from fedsoft.mixing import average, check_participants, one_hot, participants, select
+
+__all__ = ["HypCluster"]
+
+
+@settings
+class HypCluster:
+    """Every client joins the center of the smallest mean training loss; the server moves it by the mean change.
+
+    Maths:
+
+        s_k = argmin_j f_k(c_j)
+        w_k = local solution from c_{s_k}
+        d_j = sum_k n_k (w_k - c_j) / sum_k n_k           over {k: s_k = j} that answered
+        m_j = server_momentum m_j + d_j
+        c_j = c_j + server_lr m_j
+
+    A center that nobody joins stays as it was, and so does its m_j. With `first = spread` the first round is spent on
+    the first centers: clients train from one draw; one of their models, picked at random, is the first center; then
+    the model of the client whose smallest loss over the centers so far is largest is added, until there are S. When
+    fewer clients answer, the other centers keep their own draws.
+
+    Arguments:
+        S: number of centers (the paper's q).
+        K: clients drawn in a round, or "all".
+        first: the first centers, each a `draw` of its own, or `spread` over the clients' models.
+        server_lr: the server's step along the mean change.
+        server_momentum: how much of the last change is carried on.
+
+    Cost: one task per client drawn, and S evaluations of its points; S models down, one up. With `first = spread` the
+        first round takes 1 + S (S + 1) / 2 evaluations.
+
+    Use it: as IFCA, when each client's data comes from one source or nearly so, and clients differ in size.
+
+    Example:
+        >>> HypCluster(S=3, first="spread").server_lr
+        1.0
+
+    Reference: Mansour, Mohri, Ro, Suresh. Three approaches for personalization with applications to federated learning.
+        arXiv:2002.10619, 2020.
+    """
+
+    S: Annotated[int, Field(ge=1)] = 2
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    first: Literal["draw", "spread"] = "draw"
+    server_lr: Annotated[float, Field(gt=0)] = 1.0
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("HypCluster", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """Every center is a draw of its own; whether there is more to be done about them stands in `spread`."""
+        c = torch.stack([site.draw("center", s) for s in range(self.S)])
+        u = c.new_full((clients, self.S), 1 / self.S)
+        todo = torch.tensor(self.first == "spread", device=c.device)
+        return {"centers": c, "u": u, "momentum": torch.zeros_like(c), "spread": todo}
+
+    def enrol(self, site: Site) -> Memory:
+        """The last choice; nobody has chosen yet."""
+        return {"s": torch.zeros_like(site.data.sizes)}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Clients choose and train; the server moves each center along the mean change of those that chose it."""
+        c, m, ids = state["centers"], state["momentum"], participants(ask, self.K)
+        if state["spread"]:
+            c, answer = self._spread(c, ask, ids)
+            state = state | {"spread": torch.full_like(state["spread"], len(answer.ids) == 0)}  # again, if nobody came
+        else:
+            answer = ask("train", ids, centers=c)
+            n = ask.sizes[answer.ids].to(c.device, torch.float64)
+            weights = answer.rows("u", like=state["u"]).T * n
+            joined = weights.sum(1, keepdim=True) > 0
+            change = average(answer.rows("w", like=c), weights, old=c) - c
+            m = torch.where(joined, self.server_momentum * m + change, m)
+            c = torch.where(joined, c + self.server_lr * m, c)
+        state = state | {"centers": c, "u": answer.update("u", state["u"]), "momentum": m}
+        return state, {"selected": len(ids), "answered": len(answer.ids)}
+
+    def _spread(self, c: Tensor, ask: Ask, ids: Ids) -> tuple[Tensor, Answer]:
+        """Centers far apart, and which of them each client chose."""
+        models = ask("train", ids, centers=c[:1])
+        if not len(models.ids):
+            return c, models
+        chances = torch.zeros(1, len(ask.sizes), dtype=torch.float64)
+        chances[0, models.ids] = 1
+        picked = torch.nonzero(select(chances, 1, ask.generators("first"), replacement=False)[0]).flatten().tolist()
+        while True:
+            rows = np.searchsorted(models.ids, picked)
+            c = torch.cat([models.values["w"][rows], c[len(picked) :]])
+            judged = ask("judge", models.ids, centers=c[: len(picked)])
+            free = ~np.isin(judged.ids, picked)
+            if len(picked) == self.S or not free.any():
+                return c, judged
+            loss = judged.values["loss"].cpu().numpy()
+            picked.append(int(judged.ids[np.where(free, loss, -np.inf).argmax()]))
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """Choose by the mean TRAINING loss, then train from there."""
+        mine, reply = self.judge(site, mine, shared)
+        w, _ = site.solve(shared["centers"][mine["s"]])
+        return mine, {"u": reply["u"], "w": w}
+
+    @job
+    def judge(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """The best of the centers so far, and how good it is."""
+        loss, s = site.data.mean_by_client(site.losses(shared["centers"])).min(1)
+        return mine | {"s": s}, {"u": one_hot(s, self.S).to(loss.dtype), "loss": loss}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The center of the last choice."""
+        return site.predictions(shared["centers"][mine["s"]])

@@ -1,0 +1,124 @@
+"""MAPPER: personal models by interpolation of a local and the global model (Mansour et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.checks import settings
+from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.local import Work, own_outputs
+from fedsoft.mixing import average, check_participants, participants
+
+__all__ = ["MAPPER"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@settings
+class MAPPER:
+    """Clients fit a local model to be mixed with the center, for several shares, and train the center under the best.
+
+    Maths, for each client k drawn, with c the center that it received:
+
+        v(l)      = local solution of f_k(l v + (1 - l) c) over v, from v_k       for each l in the grid
+        lambda_k  = argmin_l f_k(l v(l) + (1 - l) c)                              on its training points
+        v_k       = v(lambda_k), kept between rounds
+        w_k       = local solution of f_k(lambda_k v_k + (1 - lambda_k) w) over w, from c
+        c         = sum_k n_k w_k / sum_k n_k                                     over all that answered
+
+    So a step of v is along l grad f_k, a step of w along (1 - lambda_k) grad f_k, both at the mix. The personal model
+    is lambda_k v_k + (1 - lambda_k) w_k, with the client's own w_k. With the grid (0) all this is FedAvg, with (1) it
+    is local training.
+
+    Arguments:
+        K: clients drawn in a round, or "all".
+        grid: the shares lambda of the local model to choose from.
+
+    Cost: one task for each entry of the grid and one more, and one evaluation for each entry, per client drawn; one
+        model down, one up.
+
+    Use it: when clients differ in how much the others can help them, and there is time for the grid.
+
+    Example:
+        >>> MAPPER(K=10).grid
+        (0.25, 0.5, 0.75)
+
+    Reference: Mansour, Mohri, Ro, Suresh. Three approaches for personalization with applications to federated learning.
+        arXiv 2002.10619, 2020. Here w_k takes a whole pass of steps, as in FedAvg, where known code takes one step, and
+        the mean is weighted by n_k. Every v_k starts at the first center; v and w see the same batches.
+    """
+
+    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    grid: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.25, 0.5, 0.75)
+
+    def check(self, clients: int) -> None:
+        """K distinct clients must exist."""
+        check_participants("MAPPER", self.K, clients)
+
+    def init(self, site: Site, clients: int) -> State:
+        """One draw."""
+        return {"centers": site.draw("center", 0)[None]}
+
+    def enrol(self, site: Site) -> Memory:
+        """The personal mix w, the local v and its share. Both start at the first center: separate draws do not mix."""
+        w = site.draw("center", 0).repeat(len(site), 1)
+        return {"w": w, "v": w.clone(), "lam": w.new_full((len(site), 1), self.grid[0])}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Train, then average over all that answered."""
+        c, ids = state["centers"], participants(ask, self.K)
+        answer = ask("train", ids, centers=c)
+        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
+
+    @job
+    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        """The grid, all shares of all clients in one stack; then the center under the best share."""
+        m, count = len(site), len(self.grid)
+        c = shared["centers"].repeat(m, 1)
+        # Every client stands there once for each share; its names and so its batches are the same.
+        names = [name for name in site.names for _ in self.grid]
+        wide = replace(
+            site, data=site.data.take(np.repeat(np.arange(m), count)), names=names, work=Work.none(m * count)
+        )
+        lam, still = c.new_tensor(self.grid).repeat(m)[:, None], c.repeat_interleave(count, 0)
+        v = train_share(wide, mine["v"].repeat_interleave(count, 0), lam, still)
+        best = mean_losses(wide, lam * v + (1 - lam) * still).view(m, count).argmin(1)
+        site.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        site.work.evaluations.add_(wide.work.evaluations.view(m, count).sum(1))
+
+        chosen = torch.arange(m, device=c.device) * count + best
+        v, lam = v[chosen], lam[chosen]
+        w = train_share(site, c, 1 - lam, v)
+        return mine | {"w": lam * v + (1 - lam) * w, "v": v, "lam": lam}, {"w": w}
+
+    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
+        """The personal mix."""
+        return site.predictions(mine["w"])
+
+
+def train_share(site: Site, w: Tensor, share: Tensor, still: Tensor) -> Tensor:
+    """Minimise f_k(share w + (1 - share) still) over `w[m, P]`, with `share[m, 1]`."""
+    walk, solver = site.walk()
+    moments = {name: walk.stack(rows) for name, rows in site.solver.moments(w).items()}
+    w, share, still = walk.stack(w), walk.stack(share), walk.stack(still)
+    rule = solver.rule(moments, walk.plan)
+    for turn, b in walk:
+        active = slice(walk.plan.active[b])
+        w_k, s = w[active], share[active]
+        rule.step(turn, w_k, s * walk.gradient(s * w_k + (1 - s) * still[active]))
+    site.spend(walk)
+    return walk.unstack(w)
+
+
+def mean_losses(site: Site, w: Tensor) -> Tensor:
+    """The mean training loss of each client's own model `w[m, P]`, `[m]`."""
+    output, y = own_outputs(site.model, site.data, w), site.data.y[site.data.points]
+    site.work.evaluations.add_(site.data.sizes.cpu())
+    return site.data.mean_by_client(site.model.loss(output[None], y[None])[0])

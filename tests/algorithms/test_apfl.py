@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedsoft as fs
+from fedsoft.errors import InputError
+from fedsoft.mixing import select
+from fedsoft.seeds import generator
+from fedsoft.simulate import Simulation
+from fedsoft.training import Run, prepare
+from tests.helpers import RAGGED, Pairs, federation, regression_clients
+
+SGD = fs.SGD(lr=0.05, epochs=2, batch=5)
+SEED = 3
+
+# Two clients with one feature. Client 0: y = 3x at x = 1, 2 and y = -x at x = 1; client 1: y = -x at x = 2.
+TWO = [
+    (torch.tensor([[1.0], [2.0], [1.0]]).double(), torch.tensor([3.0, 6.0, -1.0]).double()),
+    (torch.tensor([[2.0]]).double(), torch.tensor([-2.0]).double()),
+]
+
+
+def fitted(algorithm: Any, pairs: Pairs, rounds: int, local: Any = SGD) -> Run:
+    return fs.fit(
+        algorithm, federation(pairs), fs.models.linear(), rounds=rounds, local=local, dtype="float64", seed=SEED
+    )
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_steps_of_two_clients_by_hand() -> None:
+    lr, alpha_lr = 0.05, 0.03
+    run = fitted(fs.APFL(alpha=0.4, alpha_lr=alpha_lr), TWO, 2, fs.SGD(lr=lr, epochs=2, batch=3))
+    c = float(fitted(fs.APFL(), TWO, 0).state["centers"])
+    slope = [lambda w: 2 / 3 * (6 * w - 14), lambda w: 2 * (4 * w + 4)]
+    v, alpha, mix = [c, c], [0.4, 0.4], [c, c]
+    for _ in range(2):
+        w = [c, c]
+        for k in range(2):
+            for step in range(2):
+                g = slope[k](alpha[k] * v[k] + (1 - alpha[k]) * w[k])
+                apart = v[k] - w[k]
+                w[k] -= lr * slope[k](w[k])
+                v[k] -= lr * alpha[k] * g
+                if step == 0:  # once per round
+                    alpha[k] = min(1, max(0, alpha[k] - alpha_lr * apart * g))
+            mix[k] = alpha[k] * v[k] + (1 - alpha[k]) * w[k]
+        c = (3 * w[0] + 1 * w[1]) / 4
+    assert alpha[0] != pytest.approx(0.4, abs=1e-3)
+    memory = run.simulation.memory
+    assert memory["alpha"].flatten().tolist() == pytest.approx(alpha)
+    assert memory["v"].flatten().tolist() == pytest.approx(v)
+    assert memory["w"].flatten().tolist() == pytest.approx(mix)
+    assert float(run.state["centers"]) == pytest.approx(c)
+
+
+def test_the_personal_model_is_the_mix_with_the_clients_own_w() -> None:
+    # After one round of one client, its own w is the new center; the mix with the old one would be another model.
+    run = fitted(fs.APFL(adapt=False, alpha=0.3), TWO[:1], 1)
+    v, c = run.simulation.memory["v"], run.state["centers"]
+    assert torch.allclose(run.simulation.memory["w"], 0.3 * v + 0.7 * c, atol=1e-12)
+    assert torch.allclose(run.predict(TWO[0][0], client=0), TWO[0][0] @ (0.3 * v + 0.7 * c)[0], atol=1e-12)
+
+
+# --- limiting cases ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [SGD, fs.SGD(momentum=0.9, batch=5), fs.Adam(epochs=2, batch=5)])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_the_center_is_that_of_fedavg_for_every_alpha(local: Any, alpha: float) -> None:
+    mixed, plain = (fitted(a, regression_clients(), 3, local) for a in (fs.APFL(K=3, alpha=alpha), fs.FedAvg(K=3)))
+    assert torch.equal(mixed.state["centers"], plain.state["centers"])
+
+
+def test_with_alpha_0_the_personal_model_is_the_w_of_fedavg() -> None:
+    # Of one client alone, which is also the mean.
+    for k, pair in enumerate(regression_clients()):
+        mixed = fitted(fs.APFL(alpha=0, adapt=False), [pair], 3)
+        plain = fitted(fs.FedAvg(), [pair], 3)
+        assert torch.allclose(mixed.simulation.memory["w"], plain.state["centers"], atol=1e-12), k
+        assert torch.equal(mixed.simulation.memory["v"], fitted(fs.FedAvg(), [pair], 0).state["centers"])
+
+
+def local_training(rounds: int, K: int) -> Simulation:
+    """Local training from the first center, by the same clients, through the same batches."""
+    simulation = prepare(
+        fs.Local(K=K, moments="fresh"), federation(regression_clients()), fs.models.linear(), seed=SEED, local=SGD,
+        dtype="float64",
+    )  # fmt: skip
+    with torch.no_grad():
+        state = simulation.start()
+        simulation.memory["w"] = fitted(fs.FedAvg(), regression_clients(), 0).state["centers"].repeat(8, 1)
+        for t in range(rounds):
+            state, _ = simulation.round(state, t)
+    return simulation
+
+
+def test_with_alpha_1_the_personal_model_is_trained_locally() -> None:
+    run = fitted(fs.APFL(K=3, alpha=1, adapt=False), regression_clients(), 4)
+    expected = local_training(4, 3).memory["w"]
+    assert torch.allclose(run.simulation.memory["v"], expected, atol=1e-12)
+    assert torch.allclose(run.simulation.memory["w"], expected, atol=1e-12)
+
+
+def test_alpha_stays_when_it_is_not_adapted() -> None:
+    run = fitted(fs.APFL(alpha=0.3, adapt=False), regression_clients(), 3)
+    assert run.simulation.memory["alpha"].flatten().tolist() == [0.3] * 8
+
+
+def test_alpha_is_clipped() -> None:
+    run = fitted(fs.APFL(alpha_lr=1e6), regression_clients(), 3)
+    alpha = run.simulation.memory["alpha"]
+    assert bool(((alpha == 0) | (alpha == 1)).all())
+    assert bool(torch.isfinite(run.simulation.memory["w"]).all())
+
+
+def test_a_client_unlike_the_others_turns_to_its_local_model() -> None:
+    # Nine clients agree, the tenth has another model. Its local model helps it, the center does not.
+    rng = np.random.default_rng(0)
+    pairs = []
+    for k in range(10):
+        x = torch.from_numpy(rng.standard_normal((20, 2)))
+        pairs.append((x, x @ torch.tensor([1.0, 2.0] if k < 9 else [-3.0, -2.0]).double()))
+    run = fitted(fs.APFL(alpha_lr=0.05), pairs, 40, fs.SGD(lr=0.02, epochs=1, batch=10))
+    alpha, (x, y) = run.simulation.memory["alpha"].flatten(), pairs[9]
+    assert float(alpha[9]) > 0.75 > float(alpha[:9].mean())
+    personal, center = (((run.predict(x, **who) - y) ** 2).mean() for who in ({"client": 9}, {"center": 0}))
+    assert float(personal) < float(center) / 100
+
+
+# --- against a plain loop ---------------------------------------------------------------------------------------------
+
+
+def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    w = w.detach().requires_grad_()
+    return torch.autograd.grad(((x @ w - y) ** 2).mean(), w)[0]
+
+
+def batches(k: int, t: int, n: int) -> Iterator[Tensor]:
+    orders = generator(SEED, "batches", t, str(k)).permuted(np.tile(np.arange(n), (SGD.epochs, 1)), axis=1)
+    for order in orders:
+        yield from torch.from_numpy(order).split(SGD.batch)
+
+
+def drawn(t: int, K: int, clients: int) -> list[int]:
+    generators = [generator(SEED, "select", t, str(k)) for k in range(clients)]
+    counts = select(torch.full((1, clients), 1 / clients).double(), K, generators, replacement=False)
+    return [k for k in range(clients) if counts[0, k] > 0]
+
+
+def specification(
+    pairs: Pairs, start: Tensor, K: int, alpha_lr: float, rounds: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """APFL one client and one batch at a time: the center, and the clients' mixes, local models and alphas."""
+    c, mixes, local, alphas = (
+        start,
+        [start] * len(pairs),
+        [start] * len(pairs),
+        [torch.tensor(0.5).double()] * len(pairs),
+    )
+    for t in range(rounds):
+        selected, trained = drawn(t, K, len(pairs)), {}
+        for k in selected:
+            x, y = pairs[k]
+            w, v, alpha = c, local[k], alphas[k]
+            for step, batch in enumerate(batches(k, t, len(y))):
+                g = gradient(alpha * v + (1 - alpha) * w, x[batch], y[batch])
+                moved = alpha - alpha_lr * (v - w) @ g
+                w, v = w - SGD.lr * gradient(w, x[batch], y[batch]), v - SGD.lr * alpha * g
+                alpha = moved.clamp(0, 1) if step == 0 else alpha
+            trained[k], local[k], alphas[k], mixes[k] = w, v, alpha, alpha * v + (1 - alpha) * w
+        points = sum(len(pairs[k][1]) for k in selected)
+        c = torch.stack([len(pairs[k][1]) / points * trained[k] for k in selected]).sum(0)
+    return c, torch.stack(mixes), torch.stack(local), torch.stack(alphas)
+
+
+def test_a_run_equals_the_specification() -> None:
+    pairs = regression_clients()
+    run = fitted(fs.APFL(K=3, alpha_lr=0.1), pairs, 8)
+    start = run.model.draw(generator(SEED, "center", 0)).double()
+    c, mixes, local, alphas = specification(pairs, start, 3, 0.1, 8)
+    assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
+    assert torch.allclose(run.simulation.memory["w"], mixes, atol=1e-9)
+    assert torch.allclose(run.simulation.memory["v"], local, atol=1e-9)
+    assert torch.allclose(run.simulation.memory["alpha"][:, 0], alphas, atol=1e-9)
+    assert float(alphas.std()) > 0.01
+
+
+# --- who answers, and what it costs -----------------------------------------------------------------------------------
+
+
+def test_the_mean_is_over_those_who_answered() -> None:
+    # Dividing by all that were drawn would shrink the center.
+    simulation = prepare(
+        fs.APFL(), federation(TWO), fs.models.linear(), seed=SEED, dtype="float64", local=fs.SGD(batch=3)
+    )
+    simulation.absent = lambda job, t, names: np.array([name == "1" for name in names])
+    with torch.no_grad():
+        state, _ = simulation.round(simulation.start(), 0)
+    alone = fitted(fs.FedAvg(), TWO[:1], 1, fs.SGD(batch=3)).state["centers"]
+    assert torch.allclose(state["centers"], alone, atol=1e-12)
+
+
+def test_two_tasks_are_counted_and_one_model_goes_each_way() -> None:
+    record = fitted(fs.APFL(), regression_clients(), 1).history[0]
+    assert record["gradients"] == 2 * SGD.epochs * sum(RAGGED)
+    assert record["bytes_down"] == record["bytes_up"] == 8 * 3 * 8
+
+
+def test_a_solver_without_steps_is_refused() -> None:
+    with pytest.raises(InputError, match="takes no single steps: use SGD or Adam"):
+        fitted(fs.APFL(), TWO, 1, fs.Exact())
+
+
+@pytest.mark.parametrize("setting", [{"K": 0}, {"alpha": -0.1}, {"alpha": 1.1}, {"alpha_lr": 0}])
+def test_settings_out_of_range_are_refused_by_name(setting: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=rf"APFL\.{next(iter(setting))} = "):
+        fs.APFL(**setting)
+
+
+def test_more_clients_than_there_are_cannot_be_drawn() -> None:
+    with pytest.raises(InputError, match=r"APFL\.K = 9 .*at most 8"):
+        fitted(fs.APFL(K=9), regression_clients(), 1)
