@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import fedsoft as fs
 from fedsoft.algorithms.cfl import second_half
 from fedsoft.errors import InputError
 from fedsoft.mixing import select
+from fedsoft.runs import Stage, execute
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
+from fedsoft.spec import RunSpec
 from fedsoft.training import Limit, Run, play, prepare
 from tests.helpers import Pairs, federation, regression_clients
 
@@ -101,6 +104,41 @@ def test_two_clusters_can_be_split_in_one_round() -> None:
     run = fitted(pure_clients(sources, theta), 5, after=1, eps1=0.1, eps2=1.0)
     assert [len(record["mean_norms"]) for record in run.history] == [1, 1, 2, 2, 4]
     assert members(run) == of_source(sources)
+
+
+def test_numbers_of_clusters_do_not_depend_on_the_order_of_clients() -> None:
+    order, names = [4, 8, 0, 2, 7, 1, 3, 6, 5], [f"client {k}" for k in range(9)]
+    pairs, sgd = pure_clients(), fs.SGD(lr=0.1, epochs=2, batch=4)
+    one, other = (
+        fs.fit(
+            fs.CFL(after=2, eps1=2.0, eps2=1.0, K=6), federation([pairs[k] for k in ks], [names[k] for k in ks]),
+            fs.models.linear(), rounds=20, local=sgd, dtype="float64", seed=0,
+        ).state
+        for ks in (range(9), order)
+    )  # fmt: skip
+    assert len(one["centers"]) > 2
+    assert torch.equal(one["s_k"][order], other["s_k"])
+    assert torch.allclose(one["centers"], other["centers"], atol=1e-9)
+
+
+def test_a_run_that_is_stopped_between_splits_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    spec = RunSpec.from_dict({
+        "rounds": 8, "algorithm": {"name": "cfl", "after": 2, "eps1": 5.0, "eps2": 0.5}, "model": "linear",
+        "local": {"name": "sgd", "lr": 0.01, "epochs": 2}, "partition": "linear",
+        "dataset": {"name": "synthetic", "clients": 12, "points": [10, 20], "dimension": 3, "test_points": 20},
+    })  # fmt: skip
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyError
+
+    whole, _ = execute(spec, tmp_path / "whole", Stage())
+    with pytest.raises(KeyError):
+        execute(spec, tmp_path / "stopped", Stage(on_round=stop))
+    resumed, _ = execute(spec, tmp_path / "stopped", Stage())
+    clusters = [len(record["centers"]) for record in whole.records()]
+    assert 1 < clusters[3] < clusters[7]  # splits before the stop and after it
+    assert (resumed.path / "state.safetensors").read_bytes() == (whole.path / "state.safetensors").read_bytes()
 
 
 # --- when a split is due ----------------------------------------------------------------------------------------------

@@ -257,11 +257,19 @@ def test_losses_far_beyond_what_exp_can_hold_do_no_harm(scale: Literal["estimate
     assert torch.allclose(run.state["u"].sum(1), torch.ones(8), atol=1e-5)
 
 
-def test_clients_that_fit_their_points_without_error_do_no_harm() -> None:
-    # s2 is as good as 0 after the first round, and then no center fits: 0 times exp of minus infinity for all of them.
-    run = fitted(fs.FedEM(S=2), regression_clients([1] * 6), 4)
-    assert all(bool(torch.isfinite(value).all()) for value in run.state.values())
-    assert torch.allclose(run.state["u"].sum(1), torch.ones(6).double())
+def test_a_scale_that_vanished_leaves_every_point_to_its_nearest_center() -> None:
+    # As after a round in which all clients fitted their points without error. Every loss is infinite in units of s2,
+    # and the client has ruled out the center that is nearest now: no 0/0 may come of it.
+    pairs = [(torch.ones(1, 1), torch.tensor([40.0]))]
+    simulation = prepare(fs.FedEM(S=2), federation(pairs), fs.models.linear(), seed=0, local=fs.Exact())
+    with torch.no_grad():
+        vanished = {"centers": torch.tensor([[0.0], [50.0]]), "s2": torch.tensor(torch.finfo(torch.float32).tiny)}
+        state = simulation.start() | vanished
+        simulation.memory["pi"] = torch.tensor([[1.0, 0.0]])
+        state, _ = simulation.round(state, 1)
+    assert state["u"].tolist() == [[0.0, 1.0]]
+    assert state["centers"].flatten().tolist() == pytest.approx([0.0, 40.0])
+    assert 0 < float(state["s2"]) < 1e-12
 
 
 def test_a_center_without_any_weight_at_a_client_stays_there() -> None:
