@@ -38,7 +38,7 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
     without replacement. So the outcome does not depend on the order of clients. A client of weight 0 never rings, and
     without replacement fewer than K are drawn when fewer have weight.
     """
-    rates = v.numpy()
+    rates = v.cpu().numpy()
     centers, clients = rates.shape
 
     def rings(count: int) -> np.ndarray:  # the next `count` gaps of every race, [count, S, N]
@@ -56,7 +56,12 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
         first = np.argsort(times[:, s], axis=None, kind="stable")[:K]
         first = first[np.isfinite(times[:, s].ravel()[first])]
         np.add.at(drawn[s], first % clients, 1)
-    return torch.from_numpy(drawn)
+    return torch.from_numpy(drawn).to(v.device)
+
+
+def ids_of(mask: Tensor) -> Ids:
+    """The clients whose entry in `mask[N]` is not 0."""
+    return torch.nonzero(mask).flatten().cpu().numpy()
 
 
 def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
@@ -65,7 +70,7 @@ def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
         return ask.everyone
     uniform = torch.full((1, len(ask.sizes)), 1 / len(ask.sizes), dtype=torch.float64)
     drawn = select(uniform, K, ask.generators("select"), replacement=False)
-    return torch.nonzero(drawn[0]).flatten().numpy()
+    return ids_of(drawn[0])
 
 
 def check_participants(owner: str, K: int | Literal["all"], clients: int) -> None:

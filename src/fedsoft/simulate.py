@@ -59,7 +59,7 @@ class Simulation:
         if chunk is not None and chunk < 1:
             raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
         self.chunk = _chunk(model, self.data) if chunk is None else chunk
-        self.sizes = federation.train.sizes.clone()
+        self.sizes = self.data.sizes
         self.t, self.last = 0, False
         self.cost = Cost()
         self.memory: Memory = {}

@@ -184,8 +184,12 @@ class RunFolder:
         """Replace the saved state. The log up to here is on disk before it."""
         from safetensors.torch import save
 
-        tensors = {f"state/{name}": t.contiguous().cpu() for name, t in point.state.items()}
-        tensors |= {f"memory/{name}": t.contiguous().cpu() for name, t in point.memory.items()}
+        tensors: dict[str, Tensor] = {}
+        for where, values in (("state", point.state), ("memory", point.memory)):
+            for name, value in values.items():
+                shared = any(value.data_ptr() == other.data_ptr() for other in tensors.values())
+                plain = value.detach().cpu().contiguous()  # the format stores no two views of the same memory
+                tensors[f"{where}/{name}"] = plain.clone() if shared else plain
         notes = {"round": point.rounds, "hash": self.info["hash"], "digest": _digest(tensors)}
         with _said(self.path):
             if (self.path / "rounds.jsonl").exists():

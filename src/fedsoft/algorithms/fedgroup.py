@@ -110,8 +110,8 @@ class FedGroup:
         v = torch.linalg.svd(delta, full_matrices=False).Vh[: self.directions]
         features = (normalize(delta, dim=1) @ v.T).cpu().numpy().round(9)  # equal directions are equal numbers
         count = min(self.S, len(np.unique(features, axis=0)))
-        means_of = KMeans(count, n_init=10, random_state=int(rng.integers(2**31)))  # pyright: ignore[reportArgumentType]
-        labels = means_of.fit_predict(features)
+        kmeans = KMeans(count, n_init=10, random_state=int(rng.integers(2**31)))  # pyright: ignore[reportArgumentType]
+        labels = kmeans.fit_predict(features)
         means = [delta[labels == j].mean(0).tolist() for j in range(count)]
         number = np.argsort(sorted(range(count), key=means.__getitem__))
         return torch.as_tensor(number[labels], device=delta.device)[torch.argsort(order)]

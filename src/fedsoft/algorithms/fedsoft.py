@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.mixing import aggregation_weights, average, check_participants, importance_weights, select
+from fedsoft.mixing import aggregation_weights, average, check_participants, ids_of, importance_weights, select
 
 __all__ = ["FedSoft"]
 
@@ -82,7 +82,7 @@ class FedSoft:
             u = ask("estimate", ask.everyone, centers=c).update("u", u)
         v = aggregation_weights(u, ask.sizes)
         sel = v if self.K == "all" else select(v, self.K, ask.generators("select"), replacement=self.replacement)
-        union = torch.nonzero(sel.sum(0)).flatten().numpy()
+        union = ids_of(sel.sum(0))
         answer = ask("train", union, centers=c)
         c = average(answer.rows("w", like=c), sel[:, answer.ids], old=c)
         return {"centers": c, "u": u}, {"selected": len(union), "answered": len(answer.ids)}

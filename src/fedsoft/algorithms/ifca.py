@@ -70,7 +70,7 @@ class IFCA:
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
         chosen = one_hot(answer.rows("s", like=c.long()[:, 0]), self.S)
-        u = state["u"].index_copy(0, torch.as_tensor(answer.ids), chosen.to(c.dtype))
+        u = state["u"].index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
         if self.average == "model":
             c = average(answer.rows("w", like=c), chosen.T.double(), old=c)
         else:
@@ -88,5 +88,5 @@ class IFCA:
         return mine | {"s": s}, {"s": s, "w": w}
 
     def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The center of the last choice."""
+        """The center of the last choice; center 0 for a client that was never drawn."""
         return site.predictions(shared["centers"][mine["s"]])

@@ -20,7 +20,7 @@ def convergence(folder: RunFolder) -> bytes | None:
     if not records or not records[0].get("centers"):
         return None
     spec = folder.spec()
-    sources = len(records[0]["centers"][0])
+    sources, centers = len(records[0]["centers"][0]), max(len(record["centers"]) for record in records)
     names = scores["sources"] if scores else [str(j) for j in range(sources)]
     with_weights = "weights" in records[0]
     figure = Figure(figsize=(3.4 * sources + 0.6, 6.0 if with_weights else 3.2), layout="constrained")
@@ -29,15 +29,15 @@ def convergence(folder: RunFolder) -> bytes | None:
     rounds = [record["round"] + 1 for record in records]
     for j in range(sources):
         top = axes[0][j]
-        for s in range(len(records[0]["centers"])):
-            top.plot(rounds, [r["centers"][s][j] for r in records], color=_colour(s), label=f"center {s}", lw=1.8)
+        for s in range(centers):
+            top.plot(rounds, [_at(r["centers"], s, j) for r in records], color=_colour(s), label=f"center {s}", lw=1.8)
         _floor(top, scores, j)
         top.set_title(f"source {names[j]}", fontsize=10)
         top.grid(alpha=0.25)
         if with_weights:
             bottom = axes[1][j]
-            for s in range(len(records[0]["centers"])):
-                values = [r["weights"][j][s] if r["weights"][j] else float("nan") for r in records]
+            for s in range(centers):
+                values = [_at(r["weights"], j, s) for r in records]
                 bottom.plot(rounds, values, color=_colour(s), lw=1.8)
             _true_shares(bottom, scores, j)
             bottom.set_ylim(-0.02, 1.02)
@@ -56,6 +56,11 @@ def convergence(folder: RunFolder) -> bytes | None:
         axes[1][0].legend(*_last(axes[1][0]), frameon=False, fontsize=9, loc="center right")
     figure.suptitle(spec.title, fontsize=11)
     return png(figure)
+
+
+def _at(table: list[list[float]], i: int, j: int) -> float:
+    """An entry of a table that may have grown over the rounds; NaN where it was not there yet."""
+    return table[i][j] if i < len(table) and j < len(table[i]) else float("nan")
 
 
 def _last(axis: Any) -> tuple[list[Any], list[str]]:

@@ -18,7 +18,8 @@ class Exact:
     """Solves the proximal problem exactly by its normal equations (linear regression only), so that gamma_0 = 0.
 
     The minimiser of `1/n sum_i (<w, x_i> - y_i)^2 + strength/2 |w|^2 - <target, w>` solves
-    `(2/n X^T X + strength I) w = 2/n X^T y + target`; of several minimisers it takes the one of least norm.
+    `(2/n X^T X + strength I) w = 2/n X^T y + target`; of several minimisers it takes the one nearest to where it starts,
+    as descent would.
     """
 
     def moments(self, w: Tensor) -> Moments:
@@ -44,5 +45,6 @@ class Exact:
         if problem.prox is not None:
             gram += problem.prox.strength.double()[:, :, None] * torch.eye(size, dtype=torch.float64, device=w.device)
             moment += problem.prox.target.double()
-        solution = (torch.linalg.pinv(gram, hermitian=True) @ moment[:, :, None])[:, :, 0]
-        return solution.to(w.dtype), {}, data.sizes.clone()
+        start = w.double()[:, :, None]
+        change = torch.linalg.pinv(gram, hermitian=True) @ (moment[:, :, None] - gram @ start)
+        return (start + change)[:, :, 0].to(w.dtype), {}, data.sizes.clone()
