@@ -73,10 +73,10 @@ def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
     return ids_of(drawn[0])
 
 
-def check_participants(owner: str, K: int | Literal["all"], clients: int) -> None:
+def check_participants(owner: str, K: int | Literal["all"], clients: int, advice: str = "") -> None:
     """K distinct clients must exist."""
     if K != "all" and K > clients:
-        raise InputError(f"{owner}.K = {K} is not allowed: should be at most {clients}, the number of clients")
+        raise InputError(f"{owner}.K = {K} is not allowed: should be at most {clients}, the number of clients{advice}")
 
 
 def one_hot(choice: Tensor, count: int) -> Tensor:

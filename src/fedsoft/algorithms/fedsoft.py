@@ -62,7 +62,7 @@ class FedSoft:
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         if not self.replacement:
-            check_participants("FedSoft", self.K, clients)
+            check_participants("FedSoft", self.K, clients, advice=", or set replacement = true")
 
     def init(self, site: Site, clients: int) -> State:
         """Every center is a draw of its own."""

@@ -18,8 +18,8 @@ class Exact:
     """Solves the proximal problem exactly by its normal equations (linear regression only), so that gamma_0 = 0.
 
     The minimiser of `1/n sum_i (<w, x_i> - y_i)^2 + strength/2 |w|^2 - <target, w>` solves
-    `(2/n X^T X + strength I) w = 2/n X^T y + target`; of several minimisers it takes the one nearest to where it starts,
-    as descent would.
+    `(2/n X^T X + strength I) w = 2/n X^T y + target`. Of several minimisers it takes the one that is nearest
+    to where it starts, as descent would.
     """
 
     def moments(self, w: Tensor) -> Moments:
