@@ -34,6 +34,7 @@ docs: $(READY)  ## the page of all algorithms, from their docstrings
 
 bench: $(READY)  ## speed against the plain PyTorch loop, and growth with clients
 	@$(BIN)/python benchmarks/synthetic_round.py
+	@$(BIN)/python benchmarks/algorithms.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
