@@ -67,6 +67,23 @@ def test_with_one_center_and_no_pull_the_center_is_the_mean_by_number_of_points(
     assert run.state["u"].tolist() == [[1.0]] * len(pairs)
 
 
+@pytest.mark.parametrize("local", [fs.SGD(lr=0.05, epochs=2, batch=5), fs.Adam(epochs=2, batch=5)], ids=["sgd", "adam"])
+def test_with_one_center_that_clients_restart_from_it_is_fedprox(local: Any) -> None:
+    pairs = regression_clients()
+    soft = fitted(pairs, 4, local, S=1, lam=0.7, start="mixture", moments="fresh")
+    prox = fs.fit(fs.FedProx(mu=0.7), federation(pairs), fs.models.linear(), rounds=4, local=local, dtype="float64")
+    assert torch.allclose(soft.state["centers"], prox.state["centers"], rtol=0, atol=1e-12)
+
+
+def test_with_one_center_and_persistent_models_it_is_fedprox_where_the_start_does_not_matter() -> None:
+    pairs = regression_clients()
+    soft = fitted(pairs, 4, S=1, lam=0.7)  # solved exactly, so from wherever a client starts
+    prox = fs.fit(
+        fs.FedProx(mu=0.7), federation(pairs), fs.models.linear(), rounds=4, local=fs.Exact(), dtype="float64"
+    )
+    assert torch.allclose(soft.state["centers"], prox.state["centers"], rtol=0, atol=1e-9)
+
+
 def test_under_an_overwhelming_pull_personal_models_are_the_weighted_mean_of_the_centers() -> None:
     pairs = regression_clients()
     before, run = fitted(pairs, 0, S=2), fitted(pairs, 1, S=2, lam=1e9)
