@@ -21,6 +21,7 @@ from fedsoft.reports.tables import best_centers, metric_name, size, spread
 from fedsoft.store import RunFolder
 
 MOST_SOURCES = 4  # more than that, and the table shows their mean
+MOST_BANDS = 6  # more than that, and bands hide the lines
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -145,11 +146,11 @@ def figure(comparison: Comparison) -> bytes:
     """Error of the best centers against client work, and the personal models at the end, as PNG."""
     found = rows(comparison)
     scores = next(iter(comparison.folders.values()))[0].scores() or {}
-    picture = Figure(figsize=(11, 4.6), layout="constrained")
+    picture = Figure(figsize=(11, 4.8 + 0.1 * len(found)), layout="constrained")
     FigureCanvasAgg(picture)
     left, right = picture.subplots(1, 2, width_ratios=[1.5, 1])
     for i, (label, folders) in enumerate(comparison.folders.items()):
-        _draw_course(left, label, folders, scores["higher_is_better"], _style(i))
+        _draw_course(left, label, folders, scores["higher_is_better"], _style(i), band=len(found) <= MOST_BANDS)
     name = metric_name(scores["metric"])
     if scores["oracle"]:
         left.axhline(statistics.mean(scores["oracle"]), color="#444444", ls="--", lw=1, label="oracle")
@@ -164,15 +165,18 @@ def figure(comparison: Comparison) -> bytes:
     right.invert_yaxis()
     if not scores["higher_is_better"]:
         left.set_yscale("log")
-    left.legend(frameon=False, fontsize=8, ncols=2)
+    handles, labels = left.get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8, ncols=6)
     for axis in (left, right):
         axis.grid(alpha=0.25)
     picture.suptitle(f"{comparison.base.label}: {len(found[0]['seeds'])} seeds, mean and deviation", fontsize=11)
     return png(picture)
 
 
-def _draw_course(axis: Any, label: str, folders: list[RunFolder], higher: bool, style: dict[str, Any]) -> None:
-    """A line per algorithm: the mean over seeds round by round, with a band of one deviation."""
+def _draw_course(
+    axis: Any, label: str, folders: list[RunFolder], higher: bool, style: dict[str, Any], *, band: bool
+) -> None:
+    """A line per algorithm: the mean over seeds round by round, with a band of one deviation where there is room."""
     courses = []
     for folder in folders:
         spent, course = 0, []
@@ -189,10 +193,10 @@ def _draw_course(axis: Any, label: str, folders: list[RunFolder], higher: bool, 
     work = [statistics.mean(c[t][0] for c in courses) for t in range(length)]
     mean = [statistics.mean(c[t][1] for c in courses) for t in range(length)]
     axis.plot(work, mean, label=label, lw=1.7, **style)
-    if len(courses) > 1:
-        band = [statistics.stdev(c[t][1] for c in courses) for t in range(length)]
-        low = [max(m - b, m / 10) for m, b in zip(mean, band, strict=True)]
-        high = [m + b for m, b in zip(mean, band, strict=True)]
+    if len(courses) > 1 and band:
+        deviation = [statistics.stdev(c[t][1] for c in courses) for t in range(length)]
+        low = [max(m - d, m / 10) for m, d in zip(mean, deviation, strict=True)]
+        high = [m + d for m, d in zip(mean, deviation, strict=True)]
         axis.fill_between(work, low, high, color=style["color"], alpha=0.12, lw=0)
 
 
