@@ -1,0 +1,9 @@
+"""The command line. Thin: it reads arguments, calls the library, and prints. One file per family of commands."""
+
+# In the order in which help lists them.
+from fedsoft.cli import runs  # isort: skip
+from fedsoft.cli import compare  # isort: skip
+from fedsoft.cli import listing  # isort: skip
+from fedsoft.cli.common import app, main  # isort: skip
+
+__all__ = ["app", "compare", "listing", "main", "runs"]

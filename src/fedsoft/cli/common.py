@@ -1,0 +1,113 @@
+"""What all commands share: the application, consoles, options, and how errors end."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedsoft.errors import FedsoftError, InputError
+
+# Torch takes two seconds to import: everything that needs it is imported by the command that does.
+
+app = typer.Typer(
+    name="fedsoft",
+    help="Soft clustered federated learning: cluster models and personal models from mixed clients.",
+    epilog="Example:  fedsoft run synthetic-10-90",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out, err = Console(), Console(stderr=True)
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """Presets that begin so, for completion."""
+    from fedsoft.spec import presets
+
+    return [name for name in presets() if name.startswith(incomplete)]
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Runs that begin so, for completion."""
+    return sorted(p.parent.name for p in Path("runs").glob("*/run.json") if p.parent.name.startswith(incomplete))
+
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
+]
+
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRESET|FILE.toml", help="What to run; see 'fedsoft list presets'.", autocompletion=preset_names
+    ),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+
+
+def changes(set_: list[str] | None, rounds: int | None) -> list[str]:
+    """All changes that were asked for, as `key=value`."""
+    return [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0..4` or `0,1,7` as numbers."""
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
+        found = list(range(int(span[1]), int(span[2]) + 1))
+    elif re.fullmatch(r"\d+(,\d+)*", text.strip()):
+        found = [int(part) for part in text.split(",")]
+    else:
+        raise InputError(f"--seeds '{text}' is not allowed: should be a span 0..4 or a list 0,1,7")
+    if not found:
+        raise InputError(f"--seeds '{text}' is empty: the first should not be above the last")
+    return list(dict.fromkeys(found))
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output, and nothing else."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def version(show_it: bool) -> None:
+    """Print the version and stop."""
+    if show_it:
+        from fedsoft import __version__
+
+        out.print(f"fedsoft {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback(epilog="Example:  fedsoft run synthetic-10-90")
+def _top(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="The version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """Entry point: errors of the user are one sentence and exit code 2."""
+    try:
+        app()
+    except FedsoftError as error:
+        err.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped; what was saved before is unharmed")
+        sys.exit(130)
+    sys.exit(0)

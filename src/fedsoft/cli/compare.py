@@ -1,0 +1,80 @@
+"""compare: several algorithms on the same federations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedsoft.cli.common import (
+    DeviceOption,
+    JsonOption,
+    OutOption,
+    RoundsOption,
+    SetOption,
+    SourceArgument,
+    app,
+    changes,
+    err,
+    out,
+    parse_seeds,
+    print_json,
+)
+from fedsoft.errors import InputError, unknown
+
+
+@app.command(epilog="Example:  fedsoft compare synthetic-10-90 -a fedsoft,ifca,fedem --seeds 0..4 --budget work")
+def compare(
+    source: SourceArgument,
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", metavar="A,B,...", help="Names; settings in brackets: ifca(S=3).")
+    ],
+    seeds: Annotated[str, typer.Option("--seeds", metavar="A..B", help="Seeds: 0..4 or 0,1,7.")] = "0..2",
+    budget: Annotated[
+        str, typer.Option("--budget", help="What is the same for all: rounds, or the first one's client work or bytes.")
+    ] = "rounds",
+    set_: SetOption = None,
+    rounds: RoundsOption = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
+    device: DeviceOption = "cpu",
+    out_dir: OutOption = Path("runs"),
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare algorithms on the same federations with the same first values. What is saved already is not run again."""
+    from fedsoft import compare as comparing
+    from fedsoft import spec as specs
+    from fedsoft.progress import ComparisonProgress
+    from fedsoft.reports import comparison as report
+    from fedsoft.store import write_folder
+
+    if budget not in comparing.BUDGETS:
+        raise unknown("budget", budget, comparing.BUDGETS)
+    if jobs < 0:
+        raise InputError(f"--jobs {jobs} is not allowed: should be 0 or more")
+    base = specs.read(source, changes(set_, rounds))
+    with ComparisonProgress(err) as progress:
+        found = comparing.compare(
+            base,
+            algorithms,
+            parse_seeds(seeds),
+            out_dir,
+            budget=budget,
+            jobs=jobs or os.cpu_count() or 1,
+            device=device,
+            on_progress=progress.update,
+        )
+    if found is None:
+        err.print("stopped and saved: the same command goes on from here")
+        raise typer.Exit(130)
+    folder = out_dir / found.name
+    write_folder(folder, {"comparison.csv": report.to_csv(found).encode(), "figure.png": report.figure(found)})
+    if json_:
+        print_json({"budget": budget, "path": str(folder), "algorithms": report.rows(found)})
+        return
+    wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
+    for table in report.tables(found, wide.width):
+        wide.print(table)
+    out.print(f"Saved: {folder} (comparison.csv, figure.png)", markup=False, highlight=False, soft_wrap=True)

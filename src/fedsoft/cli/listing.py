@@ -1,0 +1,52 @@
+"""list: what can be used in a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedsoft import plugins
+from fedsoft.cli.common import JsonOption, app, out, print_json
+from fedsoft.errors import unknown
+
+LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "presets")
+
+
+def _kinds(incomplete: str) -> list[str]:
+    return [kind for kind in LISTED if kind.startswith(incomplete)]
+
+
+@app.command("list", epilog="Example:  fedsoft list algorithms")
+def list_(
+    kind: Annotated[
+        str, typer.Argument(metavar="|".join(LISTED), help="What to list.", autocompletion=_kinds)
+    ],
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """List what can be used in a run, with settings and defaults."""
+    if kind not in LISTED:
+        raise unknown("kind", kind, LISTED)
+    if kind == "presets":
+        from fedsoft.spec import presets
+
+        rows = [{"name": name, "about": about, "settings": {}} for name, about in presets().items()]
+    else:
+        rows = [_described(kind, name) for name in plugins.names(kind)]
+    if json_:
+        print_json(rows)
+        return
+    table = Table("name", "what it is", *([] if kind == "presets" else ["settings (default)"]))
+    for row in rows:
+        settings = ", ".join(f"{k} ({v})" if v != "" else k for k, v in row["settings"].items())
+        table.add_row(*map(Text, [row["name"], row["about"], *([] if kind == "presets" else [settings])]))
+    out.print(table)
+
+
+def _described(kind: str, name: str) -> dict[str, Any]:
+    thing = plugins.find(kind, name)
+    about = (thing.__doc__ or "").strip().split("\n\n")[0]
+    settings = {key: "" if p.default is p.empty else p.default for key, p in plugins.parameters(thing).items()}
+    return {"name": name, "about": " ".join(about.split()), "settings": settings}

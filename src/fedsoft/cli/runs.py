@@ -1,0 +1,147 @@
+"""run, resume, show, ls: one run or several seeds of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsoft.cli.common import (
+    DeviceOption,
+    JsonOption,
+    OutOption,
+    RoundsOption,
+    RunArgument,
+    SetOption,
+    SourceArgument,
+    app,
+    changes,
+    err,
+    out,
+    parse_seeds,
+    print_json,
+)
+from fedsoft.errors import InputError
+
+if TYPE_CHECKING:
+    from fedsoft.spec import RunSpec
+    from fedsoft.store import RunFolder
+
+
+@app.command(epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4")
+def run(
+    source: SourceArgument,
+    set_: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
+    rounds: RoundsOption = None,
+    device: DeviceOption = "cpu",
+    out_dir: OutOption = Path("runs"),
+    again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Run a preset or a TOML file. A run that was saved before is shown, one that was stopped is taken up."""
+    if seed is not None and seeds is not None:
+        raise InputError("--seed and --seeds cannot be given together")
+    from fedsoft import spec as specs
+    from fedsoft.runs import place
+
+    base = specs.read(source, changes(set_, rounds))
+    chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
+    wanted = [base.with_seed(number) for number in chosen]
+    folders = [_carry_out(spec, place(spec, out_dir, again=again), device) for spec in wanted]
+    _show(folders, json_)
+
+
+@app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
+def resume(
+    name: RunArgument, device: DeviceOption = "cpu", out_dir: OutOption = Path("runs"), json_: JsonOption = False
+) -> None:
+    """Take up a run that was stopped. It ends in the same bits as if it had not been."""
+    from fedsoft.store import find_run
+
+    folder = find_run(out_dir, name)
+    _show([_carry_out(folder.spec(), folder.path, device)], json_)
+
+
+@app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
+def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
+    """Show a saved run."""
+    from fedsoft.store import find_run
+
+    _show([find_run(out_dir, name)], json_)
+
+
+@app.command(epilog="Example:  fedsoft ls --out runs")
+def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
+    """List the saved runs."""
+    from fedsoft.reports.tables import runs_list, runs_table
+    from fedsoft.store import list_runs
+
+    runs = list_runs(out_dir)
+    if json_:
+        print_json(runs_list(runs))
+    elif runs:
+        out.print(runs_table(runs))
+    else:
+        out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
+
+
+def _carry_out(spec: RunSpec, path: Path, device: str) -> RunFolder:
+    """Run or resume one run under a progress bar, then draw its figure."""
+    from fedsoft.progress import Progress
+    from fedsoft.reports.figures import convergence
+    from fedsoft.runs import Stage, execute
+    from fedsoft.store import RunFolder
+    from fedsoft.training import check_device
+
+    check_device(device)
+    done = 0
+    if path.exists():
+        known = RunFolder.open(path)
+        done = len(known.records())
+        if known.scores() is not None:
+            err.print(f"{path.name} was finished before: shown as saved (--again runs it anew)", markup=False)
+            return known
+        err.print(f"taking up {path.name} after round {done}", markup=False)
+    with Progress(err, spec, done) as progress:
+        folder, finished = execute(spec, path, Stage(device=device, on_round=progress.update))
+    if not finished:
+        count = len(folder.records())
+        err.print(f"stopped and saved after round {count} of {spec.rounds}: go on with", markup=False)
+        err.print(f"  fedsoft resume {folder.path}", markup=False)
+        raise typer.Exit(130)
+    if (picture := convergence(folder)) is not None:
+        folder.write("figure.png", picture)
+    return folder
+
+
+def _show(folders: list[RunFolder], json_: bool) -> None:
+    from fedsoft.reports.tables import run_view, seeds_table
+
+    if json_:
+        print_json({"runs": [_as_json(folder) for folder in folders]})
+        return
+    for folder in folders:
+        out.print(run_view(folder, starred=not out.is_terminal))
+        out.print()
+    scores = [found for folder in folders if (found := folder.scores()) is not None]
+    if len(scores) > 1:
+        out.print(seeds_table(scores))
+
+
+def _as_json(folder: RunFolder) -> dict[str, Any]:
+    records = folder.records()
+    return {
+        "run": folder.name,
+        "path": str(folder.path),
+        "spec": folder.spec().to_dict(),
+        "hash": folder.info["hash"],
+        "rounds": len(records),
+        "seconds": sum(record.get("seconds", 0.0) for record in records),
+        "gradients": sum(record.get("gradients", 0) for record in records),
+        "bytes_down": sum(record.get("bytes_down", 0) for record in records),
+        "bytes_up": sum(record.get("bytes_up", 0) for record in records),
+        "scores": folder.scores(),
+    }
