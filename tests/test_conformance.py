@@ -261,6 +261,8 @@ def test_no_algorithm_can_see_the_truth(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Simulation, "_site", spy)
     fs.fit(algorithm(name), fed, fs.models.linear(), rounds=3, local=fs.SGD(lr=0.01, epochs=1))
     assert seen
+    simulation = prepare(algorithm(name), fed, fs.models.linear(), seed=0)  # is the `ask` that a round gets
+    assert not any(isinstance(value, fs.Federation) or value is fed.held_out for value in vars(simulation).values())
     for site in seen:
         assert site.data.x.data_ptr() != fed.held_out.x.data_ptr()
         assert {f.name for f in fields(site.data)} == {"x", "y", "starts", "sizes"}

@@ -162,7 +162,7 @@ def test_personal_scores_are_the_mean_over_each_clients_points_and_nan_without_a
     fed = Federation.from_clients(pairs, held_out=0.3)  # the client of one point keeps it for training
     sim = simulation(fed, chunk=2)
     state = sim.start()
-    scores = sim.personal_scores(state, sim.held_out)
+    scores = sim.personal_scores(state, fed.held_out)
     assert scores.isnan().tolist() == [False, True, False]
     for k in (0, 2):
         x, y = fed.held_out.client(k)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, dataclass_transform
+from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_type_hints
 
 import pydantic
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -37,12 +37,15 @@ def settings(cls: type[T]) -> type[T]:
     """Make a frozen, keyword-only dataclass whose fields are checked, with errors of one sentence."""
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls)
     check, known = made.__init__, list(made.__dataclass_fields__)
+    flags = {name for name, hint in get_type_hints(cls).items() if hint is bool}
 
     @functools.wraps(check)
     def __init__(self: Any, **values: Any) -> None:
         for name in values:
             if name not in known:
                 raise unknown(f"setting of {cls.__name__}", name, known)
+            if isinstance(values[name], bool) and name not in flags:  # pydantic would take it for 0 or 1
+                raise InputError(f"{cls.__name__}.{name} = {values[name]} is not allowed: should not be true or false")
         try:
             check(self, **values)
         except pydantic.ValidationError as error:

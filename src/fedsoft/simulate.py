@@ -54,7 +54,6 @@ class Simulation:
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = federation.train.to(device, dtype)
-        self.held_out = federation.held_out.to(device, dtype)
         self.names, self.seed, self.absent = federation.names, seed, absent
         if chunk is not None and chunk < 1:
             raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
@@ -122,7 +121,7 @@ class Simulation:
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
         """The metric of each client's personal predictions on its points in `data`, NaN where it has none, `[N]`."""
-        scores = []
+        data, scores = data.to(self.data.x.device, self.data.x.dtype), []
         for part in _chunks(self.everyone, self.chunk):
             site = self._site(data, part)
             rows = torch.as_tensor(part, device=data.x.device)

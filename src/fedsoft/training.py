@@ -89,7 +89,7 @@ class Run:
             return score(
                 self.federation, self.model, self.state["centers"], self.weights,
                 simulation.personal_scores(self.state, simulation.data),
-                simulation.personal_scores(self.state, simulation.held_out),
+                simulation.personal_scores(self.state, self.federation.held_out),
             )  # fmt: skip
 
     def _row(self, client: int | str) -> int:

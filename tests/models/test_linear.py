@@ -9,6 +9,7 @@ from torch import nn
 
 import fedsoft as fs
 from fedsoft.federation import DataShape
+from fedsoft.seeds import generator
 from tests.helpers import random_stack
 
 
@@ -62,3 +63,11 @@ def test_without_intercept_there_is_one_parameter_for_each_input() -> None:
     assert model.size == 10
     deviation = np.std([model.draw(np.random.default_rng(i)).numpy() for i in range(500)])
     assert deviation == pytest.approx(np.sqrt(2 / 11), rel=0.05)
+
+
+def test_the_intercept_starts_at_0() -> None:
+    model = fs.models.linear(bias=True)(DataShape("classification", (3,), 4))
+    weight = model.layout.unflatten(model.draw(generator(0, "x")))["weight"]
+    assert weight.shape == (4, 4)
+    assert weight[:, -1].tolist() == [0.0] * 4
+    assert bool((weight[:, :-1] != 0).all())

@@ -13,6 +13,7 @@ import fedsoft as fs
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder, Model
+from fedsoft.seeds import generator
 from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
 
 IMAGES = DataShape("classification", (1, 6, 6), 3)
@@ -276,3 +277,14 @@ def test_a_loss_of_ones_own_keeps_accuracy_as_the_metric_of_classes() -> None:
 def test_a_loss_that_averages_over_the_batch_is_refused_with_advice(first: int) -> None:
     with pytest.raises(InputError, match="one number per point"):
         fitted(fs.models.module(nn.Linear(3, 1), loss=F.mse_loss), regression_clients((first, 6, 7)))
+
+
+def test_parameters_that_are_frozen_stay_what_they_are() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    net[0].requires_grad_(False)
+    model = fs.models.module(net)(DataShape("regression", (3,), 1))
+    assert set(model.layout.shapes) == {"2.weight", "2.bias"}
+    w = model.draw(generator(0, "x"))[None]
+    x = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0))
+    by_hand = torch.tanh(net[0](x[0])) @ model.layout.unflatten(w[0])["2.weight"].T
+    assert torch.allclose(model.outputs(w, x)[0], by_hand[:, 0], atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,14 @@ def linear(bias: bool = False) -> Builder:
             out = torch.bmm(inputs_of(x), params["weight"].transpose(1, 2))
             return out.squeeze(2) if single else out
 
+        without_bias = xavier_normal(Layout({"weight": (shape.outputs, inputs)}))
+
+        def draw(rng: np.random.Generator) -> Tensor:
+            weight = without_bias(rng).view(shape.outputs, inputs)
+            return torch.nn.functional.pad(weight, (0, int(bias))).flatten()  # the intercept starts at 0
+
         aim = goal(shape.task)
-        return Model(layout, xavier_normal(layout), forward, aim.loss, aim.predict, aim.metric,
+        return Model(layout, draw, forward, aim.loss, aim.predict, aim.metric,
                      features=inputs_of if single else None)  # fmt: skip
 
     return build

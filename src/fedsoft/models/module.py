@@ -54,10 +54,12 @@ def module(
             raise InputError(f"module: factory made a {type(net).__name__}, should be a torch.nn.Module")
         net = copy.deepcopy(net)
         _refuse_hidden_state(net)
-        layout = Layout({name: tuple(p.shape) for name, p in net.named_parameters()})
+        layout = Layout({name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad})
         if not layout.size:
             raise InputError("module: the network has no parameters to train")
         kept = layout.flatten({name: p.detach().float() for name, p in net.named_parameters()})
+        fixed_parts = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
+        fixed_parts |= dict(net.named_buffers())
 
         def own(rng: np.random.Generator) -> Tensor:
             with torch.random.fork_rng(devices=[]):
@@ -65,8 +67,10 @@ def module(
                 return layout.flatten({name: p.detach().float() for name, p in make().named_parameters()})
 
         def one(params: Params, x: Tensor) -> Tensor:
-            buffers = {name: b.to(x.device, x.dtype) if b.is_floating_point() else b for name, b in net.named_buffers()}
-            out = functional_call(net, {**params, **buffers}, (x,))
+            still = {
+                name: b.to(x.device, x.dtype if b.is_floating_point() else None) for name, b in fixed_parts.items()
+            }
+            out = functional_call(net, {**params, **still}, (x,))
             # A regression head usually ends in one unit: [B, 1] for targets [B].
             return out.squeeze(1) if shape.task == "regression" and out.ndim == 2 and out.shape[1] == 1 else out
 
@@ -98,7 +102,7 @@ def _refuse_hidden_state(net: nn.Module) -> None:
         if getattr(part, "running_mean", None) is not None:
             raise InputError(
                 f"module: '{name}' ({type(part).__name__}) keeps running statistics, which do not survive averaging: "
-                "use GroupNorm, or track_running_stats=False"
+                "use GroupNorm"
             )
         chance = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0)
         if isinstance(chance, int | float) and chance > 0:
