@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
-from fedsoft.model import Layout, check_outputs, cross_entropy, goal, squared_loss, xavier_normal
+from fedsoft.model import Layout, as_numbers, check_outputs, cross_entropy, goal, squared_loss, xavier_normal
 
 LAYOUT = Layout({"weight": (3, 4), "scale": (5,), "bias": (3,), "kernel": (8, 2, 3, 3)})
 
@@ -84,3 +85,23 @@ def test_an_output_of_the_wrong_shape_is_refused_with_both_shapes() -> None:
     model = fs.models.linear()(DataShape("classification", (2,), 5))
     with pytest.raises(InputError, match=r"output .*\[4, 5\].*\[4, 3\]"):
         check_outputs(model, DataShape("classification", (2,), 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+
+
+def test_bytes_are_images_from_0_to_1() -> None:
+    x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    assert as_numbers(x, torch.float64).tolist() == [[0.0, 0.2, 1.0]]
+    assert as_numbers(torch.tensor([51.0]), torch.float64).tolist() == [51.0]  # numbers are what they are
+
+
+def test_training_on_bytes_is_training_on_their_numbers() -> None:
+    rng = np.random.default_rng(0)
+    sizes = (7, 12, 5)
+    images = [torch.from_numpy(rng.integers(0, 256, (n, 1, 2, 2), dtype=np.uint8)) for n in sizes]
+    labels = [torch.from_numpy(rng.integers(3, size=n)) for n in sizes]
+    runs = []
+    for scale in (lambda x: x, lambda x: x.double() / 255):
+        data = ClientData.concat([(scale(x), y) for x, y in zip(images, labels, strict=True)])
+        fed = fs.Federation(data, data, ("a", "b", "c"), DataShape("classification", (1, 2, 2), 3))
+        runs.append(fs.fit(fs.FedSoft(S=2), fed, fs.models.mlp(hidden=[4]), rounds=3, dtype="float64"))
+    assert torch.allclose(runs[0].state["centers"], runs[1].state["centers"], atol=1e-12)
+    assert runs[0].scores() == runs[1].scores()

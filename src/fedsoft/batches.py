@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.model import Model
+from fedsoft.model import Model, as_numbers
 
 FEW = 40  # parameters; where products of matrices, one for each client, begin to be as fast
 
@@ -113,7 +113,7 @@ class Walk:
         self.side_by_side = model.features is not None and model.size <= FEW
         if self.side_by_side and model.features is not None:
             axis, self.places, self.weights = -1, plan.places, plan.weights * 2
-            x = model.features(x[None])[0].t().contiguous()
+            x = model.features(as_numbers(x, dtype)[None])[0].t().contiguous()
         else:
             axis, self.places, self.weights = 0, plan.places.mT, plan.weights.t().contiguous()
         self.epochs = [_Epoch(pool, axis, self.weights.shape, plan.active) for pool in (x, y)]

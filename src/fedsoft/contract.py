@@ -89,6 +89,7 @@ class Site:
     names: Sequence[str]
     seed: int
     t: int
+    dtype: torch.dtype
     work: Work = field(kw_only=True)
 
     def __len__(self) -> int:
@@ -123,7 +124,7 @@ class Site:
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
         problem = Problem(self.model, self.data, None, None, lambda: self.generators(label))
         s = self.solver
-        return Walk(problem, self.data.x.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
+        return Walk(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
 
     def spend(self, walk: Walk) -> None:
         """Count the gradients of a walk as work."""
@@ -161,7 +162,7 @@ class Site:
 
     def draw(self, *labels: str | int) -> Tensor:
         """First values for a model, the same at every site of the run, `[P]`."""
-        return self.model.draw(generator(self.seed, *labels)).to(self.data.x.device, self.data.x.dtype)
+        return self.model.draw(generator(self.seed, *labels)).to(self.data.x.device, self.dtype)
 
 
 Job = Callable[[Any, Site, Memory, Reply], tuple[Memory, Reply]]

@@ -54,7 +54,7 @@ class Simulation:
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = federation.train.to(device, dtype)
-        self.names, self.seed, self.absent = federation.names, seed, absent
+        self.names, self.seed, self.absent, self.dtype = federation.names, seed, absent, dtype
         if chunk is not None and chunk < 1:
             raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
         self.chunk = _chunk(model, self.data) if chunk is None else chunk
@@ -121,7 +121,7 @@ class Simulation:
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
         """The metric of each client's personal predictions on its points in `data`, NaN where it has none, `[N]`."""
-        data, scores = data.to(self.data.x.device, self.data.x.dtype), []
+        data, scores = data.to(self.data.x.device, self.dtype), []
         for part in _chunks(self.everyone, self.chunk):
             site = self._site(data, part)
             rows = torch.as_tensor(part, device=data.x.device)
@@ -141,7 +141,8 @@ class Simulation:
 
     def _site(self, data: ClientData, ids: Ids) -> Site:
         names = [self.names[k] for k in ids]
-        return Site(self.model, data.take(ids), self.solver, names, self.seed, self.t, work=Work.none(len(ids)))
+        work = Work.none(len(ids))
+        return Site(self.model, data.take(ids), self.solver, names, self.seed, self.t, self.dtype, work=work)
 
     def _check(self, job: str, ids: Ids, values: dict[str, Tensor], what: str) -> None:
         """Nothing that is not finite, or not one row per client, is ever used or remembered."""
@@ -181,5 +182,5 @@ def _bytes(values: dict[str, Tensor]) -> int:
 def _chunk(model: Model, data: ClientData) -> int:
     """As many clients as keep the working set (w, gradient, moments, buffer; the points, twice) near the cache."""
     point = data.x[0].numel() + data.y[0].numel() + 1
-    per_client = data.x.element_size() * (5 * model.size + 2 * point * float(data.sizes.double().mean()))
+    per_client = 4 * 5 * model.size + 2 * data.x.element_size() * point * float(data.sizes.double().mean())
     return max(1, int(CHUNK_BYTES / per_client))

@@ -155,7 +155,8 @@ def _try_out(solver: Solver, model: Model, federation: Federation) -> None:
     """Solve one tiny problem, so that what cannot work is said before a run begins."""
     x, y = federation.train.client(0)
     data = ClientData.concat([(x[:2], y[:2])])
-    w = model.draw(generator(0, "try"))[None].to(x.dtype)
+    w = model.draw(generator(0, "try"))[None]
+    w = w.to(x.dtype) if x.is_floating_point() else w
     with torch.no_grad():
         solver.solve(Problem(model, data, None, None, lambda: [generator(0, "try")]), w, solver.moments(w))
 

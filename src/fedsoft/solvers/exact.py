@@ -9,6 +9,7 @@ from fedsoft.batches import Problem
 from fedsoft.checks import settings
 from fedsoft.errors import InputError
 from fedsoft.local import Moments, blocks
+from fedsoft.model import as_numbers
 
 __all__ = ["Exact"]
 
@@ -35,7 +36,7 @@ class Exact:
         gram = torch.zeros(m, size, size, dtype=torch.float64, device=w.device)
         moment = torch.zeros(m, size, dtype=torch.float64, device=w.device)
         for block in blocks(data):
-            phi = model.features(data.x[block.places]).double()
+            phi = model.features(as_numbers(data.x[block.places], torch.float64)).double()
             weight = block.real.double() * 2 / data.sizes[block.rows, None]
             if problem.point_weights is not None:
                 weight *= problem.point_weights[block.order]
