@@ -170,6 +170,31 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+def test_when_the_parent_is_told_to_end_so_do_the_workers(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "fedsoft"
+    command = [program, "compare", "synthetic-10-90", "-a", "fedavg,ifca", "--seeds", "0", "--rounds", "5000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while len(list(tmp_path.glob("runs/*/state.safetensors"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()  # the parent only
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    sizes = [path.stat().st_size for path in tmp_path.glob("runs/*/rounds.jsonl")]
+    time.sleep(1)
+    assert [path.stat().st_size for path in tmp_path.glob("runs/*/rounds.jsonl")] == sizes
+
+
+@pytest.mark.engine
+def test_a_budget_that_the_first_does_not_spend_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'local' spends none"):
+        run(tmp_path, "local,fedavg", budget="bytes", jobs=1)
+
+
+@pytest.mark.engine
 def test_the_command(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "fedsoft"
     changes = [part for change in SMALL for part in ("--set", change)]

@@ -240,6 +240,33 @@ def test_classification_with_any_network(name: str) -> None:
 
 
 @every
+def test_images_as_bytes(name: str) -> None:
+    rng = np.random.default_rng(2)
+    made = [
+        (torch.from_numpy(rng.integers(0, 256, (n, 1, 3, 3), dtype=np.uint8)), rng.integers(3, size=n))
+        for n in (6, 9, 5)
+    ]
+    fed = fs.Federation.from_clients(made, classes=3)
+    if name == "mocha":
+        pytest.skip("is for linear regression")
+    assert_finite(fs.fit(algorithm(name, 3, K=2), fed, fs.models.mlp(hidden=[4]), rounds=3, local=fs.SGD(epochs=1)))
+
+
+@every
+def test_an_mlp_with_adam_agrees_over_chunks(name: str) -> None:
+    """The other path of the engine: general gradients, optimiser memory, dropouts."""
+    if name == "mocha":
+        pytest.skip("is for linear models")
+
+    def run(chunk: int | None) -> Run:
+        local = fs.Adam(lr=0.01, epochs=2, batch=5)
+        return fs.fit(algorithm(name), federation(), fs.models.mlp(hidden=[4]), rounds=3, local=local, dtype="float64",
+                      chunk=chunk, dropout=0.2)  # fmt: skip
+
+    assert_close(outcome(run(None)), outcome(run(2)))
+
+
+@every
 def test_work_and_bytes_are_counted(name: str) -> None:
     run = fitted(name)
     assert sum(record["gradients"] for record in run.history) > 0

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,7 +164,7 @@ def test_a_bad_spec_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(fs.InputError, match="K = 99"):
         execute(small("K=99"), tmp_path / "run", QUICK)
     with pytest.raises(fs.InputError, match="exact"):
-        execute(small("model=mlp", "local=exact"), tmp_path / "run", QUICK)
+        execute(spec.read("synthetic-10-90", ["model=mlp", "local=exact", "clients=60"]), tmp_path / "run", QUICK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -188,3 +189,40 @@ def test_divergence_is_named_and_the_last_good_state_is_kept(tmp_path: Path) -> 
     point = RunFolder.open(tmp_path / "run").checkpoint()
     if point is not None:
         assert all(bool(torch.isfinite(t).all()) for t in point.state.values())
+
+
+@pytest.mark.engine
+def test_a_log_shorter_than_the_saved_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    process = start(small(), path, pause=0.02)
+    wait_for_rounds(path, 8, process)
+    process.kill()
+    process.communicate()
+    log = path / "rounds.jsonl"
+    log.write_bytes(b"".join(line + b"\n" for line in log.read_bytes().split(b"\n")[:2]))
+    with pytest.raises(StoreError, match="holds 2 rounds, but"):
+        execute(small(), path, QUICK)
+
+
+def folder_spec(path: Path) -> spec.RunSpec:
+    raw = {"rounds": 3, "algorithm": "fedavg", "model": "linear", "dataset": {"name": "folder", "path": str(path)}}
+    return spec.RunSpec.from_dict(raw)
+
+
+def write_clients(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    path.mkdir(exist_ok=True)
+    for name in "ab":
+        np.savez(path / f"{name}.npz", x=rng.standard_normal((9, 3)), y=rng.standard_normal(9))
+
+
+def test_a_run_belongs_to_the_data_it_began_with(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_clients(data, 0)
+    folder, _ = execute(folder_spec(data), tmp_path / "run", QUICK)
+    execute(folder_spec(data), tmp_path / "run", QUICK)
+    assert load(folder.path).rounds == 3
+    write_clients(data, 1)
+    for again in (lambda: execute(folder_spec(data), tmp_path / "run", QUICK), lambda: load(folder.path)):
+        with pytest.raises(StoreError, match="the data has changed"):
+            again()

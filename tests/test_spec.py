@@ -57,9 +57,18 @@ def test_another_name_drops_the_settings_of_the_old_one() -> None:
     assert "beta1" not in changed.local.settings
 
 
+def test_the_order_of_changes_does_not_matter() -> None:
+    one = spec.read("synthetic-10-90", ["K=10", "lr=0.1", "algorithm=fedavg", "local=sgd"])
+    other = spec.read("synthetic-10-90", ["algorithm=fedavg", "local=sgd", "K=10", "lr=0.1"])
+    assert one.hash == other.hash
+    assert one.algorithm.settings["K"] == 10
+    assert one.local.settings["lr"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ("partition.name=5", "should be a name"),
         ("lamb=2", "did you mean 'lam'"),
         ("algorithm.lm=2", "did you mean 'lam'"),
         ("lam=-1", "fedsoft.lam = -1 is not allowed: should be greater than or equal to 0"),

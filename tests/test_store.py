@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,16 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / chosen.id, chosen)
 
 
+def record(t: int) -> dict[str, Any]:
+    return {"round": t, "last": False, "gradients": 1, "bytes_down": 1, "bytes_up": 1, "seconds": 0.1}
+
+
 def point(rounds: int) -> Checkpoint:
     return Checkpoint(rounds, {"centers": torch.full((2, 3), float(rounds))}, {"steps": torch.arange(4)})
 
 
 def test_what_is_saved_is_what_is_read(folder: RunFolder) -> None:
-    folder.append({"round": 0})
+    folder.append(record(0))
     folder.save(point(1))
     read = folder.checkpoint()
     assert read is not None
@@ -44,7 +49,7 @@ def test_the_folder_says_where_it_comes_from(folder: RunFolder) -> None:
 
 def test_log_lines_beyond_the_saved_state_are_dropped(folder: RunFolder) -> None:
     for t in range(3):
-        folder.append({"round": t})
+        folder.append(record(t))
     with (folder.path / "rounds.jsonl").open("ab") as file:
         file.write(b'{"round": 3, "ha')  # a torn write
     assert [r["round"] for r in folder.records()] == [0, 1, 2]
@@ -53,14 +58,14 @@ def test_log_lines_beyond_the_saved_state_are_dropped(folder: RunFolder) -> None
 
 
 def test_a_log_shorter_than_the_state_is_refused(folder: RunFolder) -> None:
-    folder.append({"round": 0})
+    folder.append(record(0))
     with pytest.raises(StoreError, match="holds 1 rounds, but 2"):
         folder.cut(2)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign"])
 def test_a_damaged_state_is_found(folder: RunFolder, damage: str) -> None:
-    folder.append({"round": 0})
+    folder.append(record(0))
     folder.save(point(1))
     path = folder.path / "state.safetensors"
     content = bytearray(path.read_bytes())
@@ -94,7 +99,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, content: str) -> None:
 
 def test_a_failed_write_leaves_the_old_file(folder: RunFolder) -> None:
     """The limit on file size is real: the operating system refuses in the middle of the write."""
-    folder.append({"round": 0})
+    folder.append(record(0))
     folder.save(point(1))
     before = (folder.path / "state.safetensors").read_bytes()
     code = f"""
@@ -157,8 +162,22 @@ def test_runs_are_found_by_the_beginning_of_their_name(tmp_path: Path) -> None:
 
 
 def test_nothing_is_pickled(folder: RunFolder) -> None:
-    folder.append({"round": 0})
+    folder.append(record(0))
     folder.save(point(1))
     header = (folder.path / "state.safetensors").read_bytes()
     size = int.from_bytes(header[:8], "little")
     assert set(json.loads(header[8 : 8 + size])) == {"__metadata__", "state/centers", "memory/steps"}
+
+
+@pytest.mark.parametrize("line", ["null", "[]", "{}", '{"round": 0}', "{"])
+def test_a_damaged_log_is_named(folder: RunFolder, line: str) -> None:
+    (folder.path / "rounds.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match="damaged in line 1"):
+        folder.records()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{"])
+def test_damaged_scores_are_named(folder: RunFolder, content: str) -> None:
+    (folder.path / "scores.json").write_text(content)
+    with pytest.raises(StoreError, match="damaged"):
+        folder.scores()

@@ -15,7 +15,7 @@ from fedsoft.contract import Answer
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.model import Builder
 from fedsoft.simulate import Simulation
-from fedsoft.training import Limit, Run
+from fedsoft.training import Limit, Run, play, prepare
 from tests.helpers import Pairs, class_clients, federation, regression_clients
 
 CASES: dict[str, tuple[Builder, Pairs]] = {
@@ -247,9 +247,77 @@ def spent(*gradients: int) -> list[dict[str, Any]]:
     return [{"gradients": g, "bytes_down": g, "bytes_up": g} for g in gradients]
 
 
-def test_a_run_ends_before_it_spends_more_than_allowed() -> None:
-    assert Limit(50, work=119).is_last(spent(30, 30))
-    assert not Limit(50, work=120).is_last(spent(30, 30))
-    assert Limit(50, bytes=239).is_last(spent(30, 30))
-    assert Limit(3).is_last(spent(30, 30))
-    assert not Limit(4).is_last(spent(30, 30))
+def test_a_round_is_played_only_when_it_fits() -> None:
+    assert Limit(50, work=90).fits(spent(30, 30))
+    assert not Limit(50, work=89).fits(spent(30, 30))
+    assert not Limit(50, work=119).fits(spent(30, 30), more=2)
+    assert not Limit(50, work=90).fits(spent(30, 30), closing=1)
+    assert not Limit(50, bytes=179).fits(spent(30, 30))
+    assert Limit(3).fits(spent(30, 30))
+    assert not Limit(2).fits(spent(30, 30))
+    assert Limit(50, work=1).fits([])  # of the first round nothing is known
+
+
+def test_a_dear_first_round_is_not_held_against_the_others() -> None:
+    assert Limit(50, work=300).fits(spent(200, 10, 10, 10))
+
+
+@pytest.mark.parametrize("budget", [1, 700, 1500, 4000])
+@pytest.mark.parametrize("name", ["FedAvg", "FedEM", "FineTune"])
+def test_no_run_spends_more_work_than_allowed_but_for_a_first_round(name: str, budget: int) -> None:
+    fed = federation(regression_clients())
+    simulation = prepare(getattr(fs, name)(), fed, fs.models.linear(), seed=0, local=fs.SGD(lr=0.01, epochs=2))
+    with torch.no_grad():
+        state = simulation.start()
+    history = [record for _, record in play(simulation, fed, state, [], Limit(99, work=budget))]
+    total = sum(record["gradients"] for record in history)
+    assert total <= budget or len(history) == 1
+    assert history[-1]["last"] or len(history) == 1
+
+
+# --- what people trip over --------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_predicted_as_they_were_trained() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(rng.integers(0, 256, (n, 4), dtype=np.uint8), rng.integers(2, size=n)) for n in (9, 12)]
+    run = fs.fit(fs.FedAvg(), fs.Federation.from_clients(pairs, held_out=0), fs.models.linear(), rounds=2)
+    numbers = pairs[0][0].astype(np.float32) / 255
+    assert torch.allclose(run.predict(pairs[0][0], client=0), run.predict(numbers, client=0), atol=1e-6)
+
+
+def test_inputs_and_targets_of_different_precision_are_taken() -> None:
+    rng = np.random.default_rng(0)
+    for width in (3, 60):
+        pairs = [(rng.standard_normal((9, width)).astype(np.float32), rng.standard_normal(9)) for _ in range(2)]
+        fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(pairs), fs.models.linear(), rounds=1)
+
+
+def test_what_is_handed_out_is_not_the_run_itself() -> None:
+    run = fitted(rounds=1)
+    run.personal(0)["weight"].zero_()
+    run.centers[0]["weight"].zero_()
+    assert float(run.personal(np.int64(0))["weight"].abs().sum()) > 0
+    assert float(run.state["centers"][0].abs().sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm": fs.FedSoft}, "with its settings"),
+        ({"algorithm": "fedsoft"}, "with its settings"),
+        ({"local": fs.Adam}, "with its settings"),
+        ({"rounds": 2.5}, "whole number"),
+        ({"rounds": -1}, "whole number"),
+    ],
+)
+def test_bad_arguments_of_fit_are_named(change: dict[str, Any], words: str) -> None:
+    usual = {"algorithm": fs.FedSoft(S=2), "rounds": 1, "local": fs.Adam()}
+    options: dict[str, Any] = {**usual, **change}
+    with pytest.raises(InputError, match=words):
+        fs.fit(federation=federation(regression_clients()), model=fs.models.linear(), **options)
+
+
+def test_inputs_of_another_width_are_named() -> None:
+    with pytest.raises(InputError, match=r"x has shape \[4, 9\], should be \[points, 3\]"):
+        fitted(rounds=0).predict(torch.zeros(4, 9), center=0)

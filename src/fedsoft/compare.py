@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
+import os
 import re
 import signal
+import threading
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from fedsoft import plugins
@@ -111,12 +117,18 @@ def compare(
     wanted = entries(base, algorithms, seeds)
     first = wanted[0].label
     context = multiprocessing.get_context("spawn")  # torch does not like to be forked
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts) as pool:
-        runner = _Runner(pool, out, device, len(wanted), on_progress)
+    stop = context.Event()
+    with (
+        _raises_interrupt(signal.SIGTERM),
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(stop, os.getpid())) as pool,
+    ):
+        runner = _Runner(pool, stop, out, device, len(wanted), on_progress)
         heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
         done = runner.run(heads)
         if done is not None and budget != "rounds":
             spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, done, strict=True)}
+            if not all(spent.values()):
+                raise InputError(f"--budget {budget}: '{first}' spends none, so put a method first that does")
             capped = [_capped(e, budget, spent[e.spec.seed]) for e in wanted if e.label != first]
             heads, rest = heads + capped, runner.run(capped)
             done = None if rest is None else done + rest
@@ -135,16 +147,18 @@ def total(folder: RunFolder, budget: Budget) -> int:
 
 
 def _capped(entry: Entry, budget: Budget, amount: int) -> Entry:
-    return replace(entry, spec=replace(entry.spec, rounds=entry.spec.rounds * MORE_ROUNDS, **{budget: max(1, amount)}))
+    return replace(entry, spec=replace(entry.spec, rounds=entry.spec.rounds * MORE_ROUNDS, **{budget: amount}))
 
 
 class _Runner:
     """Runs entries in other processes, and watches their logs for progress."""
 
     def __init__(
-        self, pool: ProcessPoolExecutor, out: Path, device: str, count: int, on_progress: Callable[[Progress], object]
-    ) -> None:
-        self.pool, self.out, self.device, self.count, self.on_progress = pool, out, device, count, on_progress
+        self, pool: ProcessPoolExecutor, stop: Event, out: Path, device: str, count: int,
+        on_progress: Callable[[Progress], object],
+    ) -> None:  # fmt: skip
+        self.pool, self.stop, self.out, self.device = pool, stop, out, device
+        self.count, self.on_progress = count, on_progress
         self.finished = 0
 
     def run(self, wanted: Sequence[Entry]) -> list[RunFolder] | None:
@@ -158,10 +172,16 @@ class _Runner:
             for _ in self._watch(list(futures.values())):
                 ended = len(wanted) - sum(not future.done() for future in futures.values())
                 self.on_progress(Progress(self.finished + ended, self.count, sum(map(_rounds, paths))))
-        except KeyboardInterrupt:  # the workers got it too: they finish their round and save
+            results = {i: future.result() for i, future in futures.items()}
+        except KeyboardInterrupt:
+            self.stop.set()  # the workers finish their round and save
             self.pool.shutdown(wait=True, cancel_futures=True)
             return None
-        results = {i: future.result() for i, future in futures.items()}
+        except BrokenProcessPool:
+            raise FedsoftError(
+                "a process of the comparison was killed (out of memory?): what is done is saved, "
+                "the same command goes on from here, perhaps with fewer --jobs"
+            ) from None
         self.finished += len(wanted)
         for i, ending in results.items():
             if ending not in ("finished", "stopped"):
@@ -182,9 +202,32 @@ def _rounds(path: Path) -> int:
         return 0
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes: one at work saves and stops (see `runs`), one that waits has nothing to do."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _raises_interrupt(number: signal.Signals) -> Iterator[None]:
+    """A signal that ends the comparison as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+_told_to_stop: Callable[[], bool] = bool  # in a worker: whether its parent said so, or is gone
+
+
+def _prepare(stop: Event, parent: int) -> None:
+    """In a new worker. Ctrl-C reaches all processes, but it is the parent that decides."""
+    global _told_to_stop
+    _told_to_stop = lambda: stop.is_set() or os.getppid() != parent  # noqa: E731
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _work(toml: str, label: str, path: str, device: str) -> str:
@@ -192,7 +235,8 @@ def _work(toml: str, label: str, path: str, device: str) -> str:
     from fedsoft.runs import Stage, execute
 
     try:
-        _, finished = execute(RunSpec.from_dict(tomllib.loads(toml), label), Path(path), Stage(device=device))
+        stage = Stage(device=device, told_to_stop=_told_to_stop, signals=False)
+        _, finished = execute(RunSpec.from_dict(tomllib.loads(toml), label), Path(path), stage)
     except FedsoftError as error:
         return str(error)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,6 +65,17 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train)
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a client or a training point does: a run must not go on with other data."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in self.names:
+            digest.update(f"{len(name)}:{name}".encode())
+        for tensor in (self.train.sizes, self.train.x, self.train.y):
+            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
     @staticmethod
     def from_clients(
         clients: Sequence[tuple[Any, Any]],
@@ -78,6 +90,7 @@ class Federation:
 
         Arguments:
             clients: one (x, y) per client, arrays or tensors of any number of points. Integer y means classification.
+                Inputs of type uint8 are taken for images: models see them divided by 255.
             names: a name for each client; its draws depend on it, so keep it when you re-order clients.
             held_out: the share of each client's points that is kept for scoring its personal model.
             task: what y is, when its type does not tell.
@@ -127,7 +140,7 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InputError(f"client '{name}' has no points, leave it out")
     if y.ndim == 2 and y.shape[1] == 1:  # one target in a column
         y = y[:, 0]
-    return (x if x.is_floating_point() else x.float()), y
+    return (x if x.is_floating_point() or x.dtype == torch.uint8 else x.float()), y
 
 
 def _task(task: Task | Literal["auto"], pairs: list[tuple[Tensor, Tensor]]) -> tuple[Task, list[tuple[Tensor, Tensor]]]:

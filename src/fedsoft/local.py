@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsoft.batches import Plan, Problem, Walk
 from fedsoft.clientdata import ClientData
-from fedsoft.model import Model
+from fedsoft.model import Model, as_numbers
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers of each client, `[m, ...]`."""
@@ -133,13 +133,18 @@ def own_gradients(model: Model, data: ClientData, w: Tensor) -> Tensor:
     return total
 
 
+def evaluation_block(x: Tensor, models: int) -> int:
+    """How many points may go through so many models at once: large batches, but a network's layers must fit too."""
+    inputs = max(1, x[:1].numel())
+    return max(16, min(65536, 2**19 // inputs) // max(1, models))
+
+
 def losses_of_all(model: Model, data: ClientData, centers: Tensor) -> Tensor:
     """The loss of every point under every center, `[points, S]`: large batches, no gradient, no loop over clients."""
     count = len(centers)
-    block = max(1, 65536 // count)
     parts = []
-    for places in data.points.split(block):
-        x, y = data.x.index_select(0, places), data.y.index_select(0, places)
+    for places in data.points.split(evaluation_block(data.x, count)):
+        x, y = as_numbers(data.x.index_select(0, places), centers.dtype), data.y.index_select(0, places)
         output = model.outputs(centers, x.expand(count, *x.shape))
         parts.append(model.loss(output, y.expand(count, *y.shape)).T)
     return torch.cat(parts) if parts else centers.new_zeros((0, count))

@@ -172,7 +172,6 @@ def xavier_normal(layout: Layout, keep: Tensor | None = None) -> Callable[[np.ra
 def check_outputs(model: Model, shape: DataShape, x: Tensor, y: Tensor) -> None:
     """Try the model on a few points; complain in one sentence if its output does not fit the targets."""
     w = model.draw(generator(0, "try"))[None]
-    w = w.to(x.dtype) if x.is_floating_point() else w
     output = model.outputs(w, x[None])[0]
     points = len(y)
     wanted = [points, shape.outputs] if shape.task == "classification" else list(y.shape)

@@ -38,8 +38,12 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             raise unknown(kind.removesuffix("s"), name, names(kind))
         found = importlib.import_module(f"fedsoft.{kind}.{name}")
         return getattr(found, found.__all__[0])
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{kind.removesuffix('s')} '{name}' cannot be imported: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # a user's own file may raise anything
+        raise InputError(
+            f"{kind.removesuffix('s')} '{name}' cannot be imported: {type(error).__name__}: {error}"
+        ) from None
 
 
 def load(package: str) -> dict[str, Any]:

@@ -53,10 +53,9 @@ class Progress:
 
 def _errors(record: dict[str, Any]) -> str:
     """The best center of every source, in a few characters."""
-    if not record.get("centers"):
+    if not record.get("best"):
         return ""
-    columns = list(zip(*record["centers"], strict=True))
-    return "best " + " ".join(f"{min(column):.3g}" for column in columns[:4])
+    return "best " + " ".join(f"{value:.3g}" for value in record["best"][:4])
 
 
 class ComparisonProgress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -16,11 +17,12 @@ from typing import Any
 import torch
 
 from fedsoft import plugins
+from fedsoft.errors import StoreError
 from fedsoft.federation import Federation
 from fedsoft.simulate import Simulation
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
-from fedsoft.training import Limit, Record, Run, one_thread, play, prepare
+from fedsoft.training import Limit, Record, Run, closing_work, one_thread, play, prepare
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
@@ -32,6 +34,8 @@ class Stage:
     device: str = "cpu"
     chunk: int | None = None
     on_round: Callable[[Record], object] | None = None
+    told_to_stop: Callable[[], bool] = bool  # asked after every round, besides Ctrl-C and SIGTERM
+    signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
 
 
 def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Simulation]:
@@ -66,44 +70,63 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     if path.exists():
         return carry_on(RunFolder.open(path), stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
-    folder = RunFolder.create(path, spec)
+    folder = RunFolder.create(path, spec, federation.fingerprint)
     return _carry(folder, spec, federation, simulation, stage)
 
 
 def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
     """Take up a run from its last saved round; nothing to do for a finished one."""
+    spec = folder.spec()
+    if folder.scores() is not None and not reads_files(spec):
+        return folder, True
+    federation, simulation = build(spec, stage)
+    check_data(folder, federation)
     if folder.scores() is not None:
         return folder, True
-    spec = folder.spec()
-    federation, simulation = build(spec, stage)
     return _carry(folder, spec, federation, simulation, stage)
+
+
+def reads_files(spec: RunSpec) -> bool:
+    """Whether the data is read from files, which may change under the same name."""
+    return bool({"path", "data_dir"} & plugins.parameters(plugins.find("datasets", spec.dataset.name)).keys())
+
+
+def check_data(folder: RunFolder, federation: Federation) -> None:
+    """A run belongs to the data it began with."""
+    began = folder.info.get("data")
+    if began and began != federation.fingerprint:
+        raise StoreError(
+            f"the data has changed since run '{folder.name}' began: put it back, or start a new run with --again"
+        )
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Run:
     """Load a saved run: its centers, personal models and history. The data is made or read again from the spec."""
-    folder = find_run(Path("runs"), str(path))
+    folder = find_run(Path(os.environ.get("FEDSOFT_RUNS", "runs")), str(path))
     federation, simulation = build(folder.spec(), Stage(device=device))
-    state, records = _restore(folder, simulation)
-    return Run(federation, simulation, state, records)
+    check_data(folder, federation)
+    state, done = _restore(folder, simulation)
+    return Run(federation, simulation, state, folder.records_until(done))
 
 
-def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch.Tensor], list[Record]]:
+def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch.Tensor], int]:
+    """The last saved state, and after how many rounds it was saved."""
     with torch.no_grad(), one_thread():
         state = simulation.start()
     point = folder.checkpoint()
     if point is None:
-        return state, folder.records()[:0]
+        return state, 0
     device = simulation.data.x.device
     simulation.memory = {name: value.to(device) for name, value in point.memory.items()}
-    return {name: value.to(device) for name, value in point.state.items()}, folder.records()[: point.rounds]
+    return {name: value.to(device) for name, value in point.state.items()}, point.rounds
 
 
 def _carry(
     folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Simulation, stage: Stage
 ) -> tuple[RunFolder, bool]:
     with folder.lock():
-        state, records = _restore(folder, simulation)
-        run = Run(federation, simulation, state, folder.cut(len(records)))
+        state, done = _restore(folder, simulation)
+        run = Run(federation, simulation, state, folder.cut(done))
         saved = run.rounds if run.rounds else -1  # even a run of no rounds saves its first values
         pace = _Pace()
 
@@ -114,7 +137,7 @@ def _carry(
             saved = run.rounds
 
         history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
-        with _stop_when_asked() as asked:
+        with _stop_when_asked(stage.signals) as asked:
             for run.state, record in play(simulation, federation, state, history, limit):
                 folder.append(record)
                 run.history.append(record)
@@ -122,11 +145,12 @@ def _carry(
                     save()
                 if stage.on_round is not None:
                     stage.on_round(record)
-                if asked.is_set():
+                if asked.is_set() or stage.told_to_stop():
+                    asked.set()
                     break
             if saved < run.rounds:
                 save()
-        if run.rounds < spec.rounds and not run.history[-1]["last"]:
+        if asked.is_set() and limit.fits(run.history, closing=closing_work(simulation)) and not run.is_over:
             return folder, False
         folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
     return folder, True
@@ -150,10 +174,10 @@ class _Pace:
 
 
 @contextlib.contextmanager
-def _stop_when_asked() -> Iterator[threading.Event]:
+def _stop_when_asked(signals: bool) -> Iterator[threading.Event]:
     """Ctrl-C or SIGTERM asks to stop after the current round; a second one stops at once, with the last saved state."""
     asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if not signals or threading.current_thread() is not threading.main_thread():
         yield asked
         return
 

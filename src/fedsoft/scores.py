@@ -14,7 +14,8 @@ from torch import Tensor
 from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.federation import Federation, Truth
-from fedsoft.model import Metric, Model
+from fedsoft.local import evaluation_block
+from fedsoft.model import Metric, Model, as_numbers
 from fedsoft.solvers.exact import Exact
 
 
@@ -79,11 +80,13 @@ def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, T
     """The metric of every center on every test set, `[S, sources]`."""
     table = np.empty((len(centers), len(tests)))
     for j, (x, y) in enumerate(tests):
-        x, y = x.to(centers.device), y.to(centers.device)
-        x = x.to(centers.dtype) if x.is_floating_point() else x
-        prediction = model.predict(model.outputs(centers, x.expand(len(centers), *x.shape)))
-        points = model.metric.per_point(prediction, y.expand(len(centers), *y.shape))
-        table[:, j] = points.double().mean(1).cpu().numpy()
+        total = torch.zeros(len(centers), dtype=torch.float64, device=centers.device)
+        for part in torch.arange(len(y)).split(evaluation_block(x, len(centers))):
+            xs = as_numbers(x[part].to(centers.device), centers.dtype).to(centers.dtype)
+            ys = y[part].to(centers.device)
+            prediction = model.predict(model.outputs(centers, xs.expand(len(centers), *xs.shape)))
+            total += model.metric.per_point(prediction, ys.expand(len(centers), *ys.shape)).double().sum(1)
+        table[:, j] = (total / len(y)).cpu().numpy()
     return table
 
 

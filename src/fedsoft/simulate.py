@@ -95,10 +95,16 @@ class Simulation:
             site = self._site(self.data, part)
             rows = torch.as_tensor(part, device=self.data.x.device)
             sent = shared | {name: value[begin : begin + self.chunk] for name, value in each.items()}
-            mine, reply = run(site, {name: value[rows] for name, value in self.memory.items()}, sent)
+            given = {name: value[rows] for name, value in self.memory.items()}
+            mine, reply = run(site, given, sent)
+            changed = {name: value for name, value in mine.items() if value is not given.get(name)}
             self._check(job, part, reply, "answered")
-            self._check(job, part, mine, "ended")
-            for name, value in mine.items():
+            self._check(job, part, changed, "ended")
+            for name, value in changed.items():
+                if name not in self.memory:
+                    raise InputError(
+                        f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}"
+                    )
                 self.memory[name].index_copy_(0, rows, value)
             self.cost.gradients += int(site.work.gradients.sum())
             self.cost.evaluations += int(site.work.evaluations.sum())
@@ -159,7 +165,7 @@ class Simulation:
 
 
 def dropout(probability: float, seed: int) -> Absent | None:
-    """Every client fails to answer each job with this probability."""
+    """Every client fails to answer a job with this probability, drawn once for each kind of job in a round."""
     if not 0 <= probability <= 1:
         raise InputError(f"dropout = {probability} is not allowed: should be from 0 to 1")
     if probability == 0:

@@ -170,7 +170,8 @@ def presets() -> dict[str, str]:
 def read(source: str, changes: list[str] | None = None) -> RunSpec:
     """The run that a preset or a TOML file describes, with `key=value` changes made to it."""
     raw, label = _raw(source)
-    for change in changes or []:
+    # Another name drops the settings of the old one: names come first, whatever the order they were given in.
+    for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
         _set(raw, change)
     return RunSpec.from_dict(raw, label)
 
@@ -221,14 +222,19 @@ def _set(raw: dict[str, Any], change: str) -> None:
         raise unknown("key", key, [f"{part}.{rest}" for part in PARTS])
     part = raw.get(head, {})
     table = dict(part) if isinstance(part, dict) else {"name": part}
-    if head == "partition" and "name" in table:
+    if head == "partition" and isinstance(table.get("name"), str):
         table["name"], short = plugins.parse_partition(table["name"])
         table = table | short
     raw[head] = {"name": value} if rest == "name" and value != table.get("name") else table | {rest: value}
 
 
+def _names_a_part(change: str) -> bool:
+    key = change.partition("=")[0].strip()
+    return key.removesuffix(".name") in PARTS
+
+
 def _settings_of(part: str, raw: Any) -> list[str]:
-    name = raw.get("name", "") if isinstance(raw, dict) else str(raw)
+    name = str(raw.get("name", "") if isinstance(raw, dict) else raw)
     if part == "partition":
         name, _ = plugins.parse_partition(name)
     hidden = ("seed", "partition") if part == "dataset" else ()

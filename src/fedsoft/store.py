@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "fedsoft-run-1"
+RECORDED = {"round", "last", "gradients", "bytes_down", "bytes_up", "seconds"}  # in every record of the log
+SCORED = {"metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle"}
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,22 @@ class RunFolder:
         records = []
         for line in lines[:-1]:  # a whole line ends in a newline
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:
-                raise StoreError(f"'{self.path / 'rounds.jsonl'}' is damaged in line {len(records) + 1}") from None
+                record = None
+            if not isinstance(record, dict) or not RECORDED <= record.keys():
+                raise StoreError(f"'{self.path / 'rounds.jsonl'}' is damaged in line {len(records) + 1}")
+            records.append(record)
         return records
 
     def scores(self) -> dict[str, Any] | None:
         """The final scores; None while the run is not finished."""
-        return self._json("scores.json", "") if (self.path / "scores.json").exists() else None
+        if not (self.path / "scores.json").exists():
+            return None
+        scores = self._json("scores.json", "")
+        if not SCORED <= scores.keys():
+            raise StoreError(f"'{self.path / 'scores.json'}' is damaged: it lacks {', '.join(SCORED - scores.keys())}")
+        return scores
 
     def checkpoint(self) -> Checkpoint | None:
         """The last saved state, checked; None before the first."""
@@ -156,13 +166,13 @@ class RunFolder:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def create(path: Path, spec: RunSpec) -> RunFolder:
+    def create(path: Path, spec: RunSpec, fingerprint: str = "") -> RunFolder:
         """A new folder for a run. It appears whole or not at all."""
         with _said(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
             try:
-                info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, **environment()}
+                info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, "data": fingerprint, **environment()}
                 for name, text in (("spec.toml", spec.to_toml()), ("run.json", json.dumps(info, indent=1) + "\n")):
                     (made / name).write_text(text, "utf-8")
                     _sync(made / name)
@@ -198,6 +208,13 @@ class RunFolder:
             "state.safetensors", save(tensors, metadata={"fedsoft": json.dumps(notes)})
         )  # one key: the same bytes
 
+    def records_until(self, rounds: int) -> list[dict[str, Any]]:
+        """The log up to a saved state; complains when it is shorter than that."""
+        records = self.records()[:rounds]
+        if len(records) != rounds:
+            raise StoreError(f"'{self.path / 'rounds.jsonl'}' holds {len(records)} rounds, but {rounds} were saved")
+        return records
+
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Drop what the log says beyond the saved state; the records that remain."""
         lines = b""
@@ -206,10 +223,7 @@ class RunFolder:
         kept = b"".join(line + b"\n" for line in lines.split(b"\n")[:-1][:rounds])
         if kept != lines:
             self.write("rounds.jsonl", kept)
-        records = self.records()
-        if len(records) != rounds:
-            raise StoreError(f"'{self.path / 'rounds.jsonl'}' holds {len(records)} rounds, but {rounds} were saved")
-        return records
+        return self.records_until(rounds)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole, new or old, whatever happens."""

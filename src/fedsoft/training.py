@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from fedsoft.contract import Algorithm, State
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation
 from fedsoft.local import Solver
-from fedsoft.model import Builder, Model, Params, check_outputs
+from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
 from fedsoft.models.module import module
 from fedsoft.scores import CenterView, Scores, score
 from fedsoft.seeds import generator
@@ -51,9 +52,14 @@ class Run:
         return len(self.history)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the last round was played as such."""
+        return bool(self.history and self.history[-1]["last"])
+
+    @property
     def centers(self) -> list[Params]:
         """The cluster models, as named tensors."""
-        return [self.model.layout.unflatten(c) for c in self.state["centers"]]
+        return [self.model.layout.unflatten(c.clone()) for c in self.state["centers"]]
 
     @property
     def weights(self) -> Tensor | None:
@@ -67,14 +73,18 @@ class Run:
             raise InputError(
                 f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)"
             )
-        return self.model.layout.unflatten(self.simulation.memory["w"][k])
+        return self.model.layout.unflatten(self.simulation.memory["w"][k].clone())
 
     def predict(self, x: Any, *, center: int | None = None, client: int | str | None = None) -> Tensor:
         """Predict for inputs `x[points, ...]` with a center or with a client's personal model."""
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
         like = self.state["centers"]
-        inputs = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x).to(like.device, like.dtype)
+        inputs = as_numbers(torch.as_tensor(x if isinstance(x, Tensor) else np.array(x)), like.dtype)
+        inputs = inputs.to(like.device, like.dtype)
+        shape = self.federation.shape.input
+        if tuple(inputs.shape[1:]) != shape:
+            raise InputError(f"x has shape {list(inputs.shape)}, should be [points, {', '.join(map(str, shape))}]")
         with torch.no_grad():
             if client is not None:
                 return self.simulation.predict_for(self._row(client), inputs, self.state)
@@ -96,7 +106,7 @@ class Run:
         names = self.federation.names
         if isinstance(client, str) and client in names:
             return names.index(client)
-        if isinstance(client, int) and 0 <= client < len(names):
+        if not isinstance(client, str) and 0 <= (client := operator.index(client)) < len(names):
             return client
         raise InputError(
             f"client {client!r} does not exist: there are {len(names)}, named '{names[0]}' to '{names[-1]}'"
@@ -121,8 +131,8 @@ def as_model(model: Builder | Model | nn.Module, federation: Federation) -> Mode
     built = model if isinstance(model, Model) else model(federation.shape)
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
-    x, y = federation.train.client(int(federation.train.sizes.argmax()))  # one point does not tell a mean from a value
-    check_outputs(built, federation.shape, x[:4], y[:4])
+    x, y = _few_points(federation)
+    check_outputs(built, federation.shape, x, y)
     return built
 
 
@@ -143,6 +153,13 @@ def prepare(
     )  # fmt: skip
 
 
+def _few_points(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Of the client that has most: one point does not tell a mean over points from a value for each."""
+    data = federation.train.take([int(federation.train.sizes.argmax())])
+    x, y = data.client(0)
+    return ClientData.concat([(x[:4], y[:4])]).to("cpu", torch.float32).client(0)
+
+
 def check_device(device: str) -> None:
     """Complain about a device that is not there."""
     cuda = torch.cuda.is_available()
@@ -153,10 +170,8 @@ def check_device(device: str) -> None:
 
 def _try_out(solver: Solver, model: Model, federation: Federation) -> None:
     """Solve one tiny problem, so that what cannot work is said before a run begins."""
-    x, y = federation.train.client(0)
-    data = ClientData.concat([(x[:2], y[:2])])
+    data = ClientData.concat([_few_points(federation)])
     w = model.draw(generator(0, "try"))[None]
-    w = w.to(x.dtype) if x.is_floating_point() else w
     with torch.no_grad():
         solver.solve(Problem(model, data, None, None, lambda: [generator(0, "try")]), w, solver.moments(w))
 
@@ -169,33 +184,43 @@ class Limit:
     work: int | None = None  # gradient evaluations, summed over clients
     bytes: int | None = None  # sent in both directions, summed over clients
 
-    def is_last(self, history: Sequence[Record]) -> bool:
-        """Whether the next round is the last: one more like the dearest so far would not fit after it."""
-        if len(history) + 1 >= self.rounds:
-            return True
-        return any(
-            allowed is not None and sum(spent) + 2 * max(spent, default=0) > allowed
-            for allowed, spent in ((self.work, _spent(history, WORK)), (self.bytes, _spent(history, BYTES)))
-        )
+    def fits(self, history: Sequence[Record], more: int = 1, closing: int = 0) -> bool:
+        """Whether `more` rounds like the last few fit after `history`, and the closing work after them.
+
+        The first round is always played: nothing is known of its cost.
+        """
+        if not history or len(history) + more > self.rounds:
+            return len(history) + more <= self.rounds
+        for allowed, keys, extra in ((self.work, WORK, closing), (self.bytes, BYTES, 0)):
+            if allowed is not None:
+                spent = [sum(record[key] for key in keys) for record in history]
+                typical = sum(spent[-RECENT:]) / len(spent[-RECENT:])
+                if sum(spent) + more * typical + extra > allowed:
+                    return False
+        return True
 
 
 WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
+RECENT = 3  # rounds that tell what the next will cost
 
 
-def _spent(history: Sequence[Record], keys: tuple[str, ...]) -> list[int]:
-    return [sum(record[key] for key in keys) for record in history]
+def closing_work(simulation: Simulation) -> int:
+    """The gradients that an algorithm spends beyond a usual round in its last one: tasks of everybody."""
+    tasks = getattr(simulation.algorithm, "closing_tasks", 0)
+    return tasks * int(simulation.sizes.sum()) * getattr(simulation.solver, "epochs", 1)
 
 
 def play(
     simulation: Simulation, federation: Federation, state: State, history: Sequence[Record], limit: Limit
 ) -> Iterator[tuple[State, Record]]:
     """Play the rounds that are left after `history`; after each, the new state and what to log about it."""
-    history, last = list(history), bool(history and history[-1]["last"])
+    history = list(history)
+    closing = closing_work(simulation)
     truth = federation.truth
     fractions = truth.fractions(federation.train) if truth is not None else None
     with torch.no_grad(), one_thread():
-        while not last and len(history) < limit.rounds:
-            t, last = len(history), limit.is_last(history)
+        while not (history and history[-1]["last"]) and limit.fits(history, closing=closing):
+            t, last = len(history), not limit.fits(history, more=2, closing=closing)
             began = time.perf_counter()
             state, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
@@ -206,6 +231,8 @@ def play(
                     raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
                                         "lower the learning rate (local.lr) or scale the data")  # fmt: skip
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
+                columns = zip(*view.centers, strict=True)
+                record["best"] = [max(c) if simulation.model.metric.higher_is_better else min(c) for c in columns]
             history.append(record)
             yield state, record
 
@@ -239,8 +266,14 @@ def fit(
         dropout: the probability that a client does not answer a job.
         on_round: called with the record of every round.
     """
-    if rounds < 0:
-        raise InputError(f"rounds = {rounds} is not allowed: should be 0 or more")
+    if not isinstance(rounds, int) or rounds < 0:
+        raise InputError(f"rounds = {rounds!r} is not allowed: should be a whole number of at least 0")
+    if isinstance(algorithm, type | str):
+        raise InputError(
+            f"algorithm = {algorithm!r} is not allowed: should be one with its settings, such as FedSoft(S=2)"
+        )
+    if isinstance(local, type):
+        raise InputError(f"local = {local!r} is not allowed: should be one with its settings, such as Adam(lr=0.01)")
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout
     )

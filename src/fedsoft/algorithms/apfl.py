@@ -29,6 +29,8 @@ class APFL:
     The client's personal model is the mix_k with which its last round ended: v_k with its own w_k, not with the new
     center. With alpha = 0 that is FedAvg's w_k, with alpha = 1 it is trained locally.
 
+    The factor alpha_k in v's gradient acts under SGD. Adam makes the size of a step independent of it.
+
     Arguments:
         K: clients drawn in a round, or "all".
         alpha: the first alpha_k of all clients, the share of the local model.

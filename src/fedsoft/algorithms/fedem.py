@@ -73,7 +73,7 @@ class FedEM:
 
     def enrol(self, site: Site) -> Memory:
         """The uniform mixture."""
-        return {"pi": site.data.x.new_full((len(site), self.S), 1 / self.S)}
+        return {"pi": site.draw("center", 0).new_full((len(site), self.S), 1 / self.S)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Clients do both steps of EM; the server averages center by center."""
@@ -92,7 +92,8 @@ class FedEM:
         """The E-step by point, the M-step by center."""
         c, owners = shared["centers"], site.data.owners
         losses = site.losses(c)
-        first = site.data.mean_by_client(losses.mean(1)).clamp(min=_tiny(c))
+        outputs = site.data.y[:1].numel()
+        first = (site.data.mean_by_client(losses.mean(1)) / outputs).clamp(min=_tiny(c))
         s2 = torch.where(shared["s2"] > 0, shared["s2"], first)[owners, None]
         # One center of every point has 0 here and a finite logarithm beside it, however small pi or s2 became.
         beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
@@ -104,7 +105,7 @@ class FedEM:
         if self._estimates(site):
             y = site.data.y[site.data.points]
             each = [squared_loss(site.predictions(w[:, s])[None], y[None])[0] for s in range(self.S)]
-            squares = (q * torch.stack(each, dim=1)).sum(1) / y[:1].numel()  # of one output
+            squares = (q * torch.stack(each, dim=1)).sum(1) / outputs  # of one output
             reply["residual"] = site.data.mean_by_client(squares)
         return mine | {"pi": pi}, reply
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,6 +44,8 @@ class FineTune:
     """
 
     K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+
+    closing_tasks: ClassVar[int] = 1  # of everybody, in the last round: reserved when work is limited
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""

@@ -96,6 +96,7 @@ class HypCluster:
         models = ask("train", ids, centers=c[:1])
         if not len(models.ids):
             return c, models
+        before = c
         chances = torch.zeros(1, len(ask.sizes), dtype=torch.float64)
         chances[0, models.ids] = 1
         picked = torch.nonzero(select(chances, 1, ask.generators("first"), replacement=False)[0]).flatten().tolist()
@@ -103,6 +104,8 @@ class HypCluster:
             rows = np.searchsorted(models.ids, picked)
             c = torch.cat([models.values["w"][rows], c[len(picked) :]])
             judged = ask("judge", models.ids, centers=c[: len(picked)])
+            if not len(judged.ids):
+                return before, judged  # tried again in the next round
             free = ~np.isin(judged.ids, picked)
             if len(picked) == self.S or not free.any():
                 return c, judged

@@ -36,6 +36,8 @@ class MAPPER:
     is lambda_k v_k + (1 - lambda_k) w_k, with the client's own w_k. With the grid (0) all this is FedAvg, with (1) it
     is local training.
 
+    The share in a gradient acts under SGD. Adam makes the size of a step independent of it.
+
     Arguments:
         K: clients drawn in a round, or "all".
         grid: the shares lambda of the local model to choose from.

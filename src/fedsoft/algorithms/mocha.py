@@ -91,7 +91,9 @@ class MOCHA:
         u, s, _ = torch.linalg.svd(w.double(), full_matrices=False)
         root, rest = (s.square() + self.eps).sqrt(), self.eps**0.5
         trace = root.sum() + (len(w) - len(s)) * rest
-        return trace * ((u * (1 / root - 1 / rest)) @ u.T + torch.eye(len(w), device=w.device) / rest)
+        return trace * (
+            (u * (1 / root - 1 / rest)) @ u.T + torch.eye(len(w), dtype=torch.float64, device=w.device) / rest
+        )
 
     @job
     def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:

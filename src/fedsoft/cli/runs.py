@@ -92,7 +92,7 @@ def _carry_out(spec: RunSpec, path: Path, device: str) -> RunFolder:
     """Run or resume one run under a progress bar, then draw its figure."""
     from fedsoft.progress import Progress
     from fedsoft.reports.figures import convergence
-    from fedsoft.runs import Stage, execute
+    from fedsoft.runs import Stage, carry_on, execute
     from fedsoft.store import RunFolder
     from fedsoft.training import check_device
 
@@ -102,6 +102,7 @@ def _carry_out(spec: RunSpec, path: Path, device: str) -> RunFolder:
         known = RunFolder.open(path)
         done = len(known.records())
         if known.scores() is not None:
+            carry_on(known, Stage(device=device))  # complains when the data is not that of the run
             err.print(f"{path.name} was finished before: shown as saved (--again runs it anew)", markup=False)
             return known
         err.print(f"taking up {path.name} after round {done}", markup=False)

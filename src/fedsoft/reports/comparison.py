@@ -48,6 +48,7 @@ def _measured(folders: list[RunFolder]) -> dict[str, Any]:
         "worst_decile": [s["personal_held_out"]["worst_decile"] if s["personal_held_out"] else None for s in scores],
         "rounds": [len(log) for log in records],
         "gradients_per_client": sums("gradients"),
+        "evaluations_per_client": sums("evaluations"),
         "bytes_down_per_client": sums("bytes_down"),
         "bytes_up_per_client": sums("bytes_up"),
         "seconds": [sum(record["seconds"] for record in log) for log in records],
@@ -120,6 +121,7 @@ def _cost(comparison: Comparison) -> dict[str, list[str]]:
     return {
         "rounds": column("rounds", lambda v: f"{v:.0f}"),
         "gradients\nper client": column("gradients_per_client", lambda v: f"{v / 1000:.1f} k"),
+        "evaluations\nper client": column("evaluations_per_client", lambda v: f"{v / 1000:.1f} k"),
         "down\nper client": column("bytes_down_per_client", size),
         "up\nper client": column("bytes_up_per_client", size),
         "seconds": column("seconds", lambda v: f"{v:.1f}"),
@@ -131,7 +133,7 @@ def to_csv(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = ["recovery", "personal_train", "personal_held_out", "worst_decile", "rounds", "gradients_per_client",
-            "bytes_down_per_client", "bytes_up_per_client", "seconds"]  # fmt: skip
+            "evaluations_per_client", "bytes_down_per_client", "bytes_up_per_client", "seconds"]  # fmt: skip
     found = rows(comparison)
     sources = max((len(b) for row in found for b in row["best_center"] or []), default=0)
     writer.writerow(["algorithm", "seed", "run", *(f"best_center_{j}" for j in range(sources)), *keys])

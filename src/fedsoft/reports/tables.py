@@ -22,7 +22,9 @@ def number(value: float | None, metric: str = "mse") -> str:
         return "-"
     if metric == "accuracy":
         return f"{100 * value:.1f} %"
-    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+    if abs(value) >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def centers_table(scores: Scores, starred: bool) -> Table:
