@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Ask, Ids
+from fedsoft.contract import Answer, Ask, Ids
 from fedsoft.errors import InputError
+
+Participants = Annotated[int, Field(ge=1)] | Literal["all"]
+"""How many clients are drawn in a round: a number K, or everybody."""
 
 
 def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor:
@@ -64,7 +68,7 @@ def ids_of(mask: Tensor) -> Ids:
     return torch.nonzero(mask).flatten().cpu().numpy()
 
 
-def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
+def participants(ask: Ask, K: Participants) -> Ids:
     """K clients drawn uniformly without replacement for this round, or everybody."""
     if K == "all":
         return ask.everyone
@@ -73,7 +77,7 @@ def participants(ask: Ask, K: int | Literal["all"]) -> Ids:
     return ids_of(drawn[0])
 
 
-def check_participants(owner: str, K: int | Literal["all"], clients: int, advice: str = "") -> None:
+def check_participants(owner: str, K: Participants, clients: int, advice: str = "") -> None:
     """K distinct clients must exist."""
     if K != "all" and K > clients:
         raise InputError(f"{owner}.K = {K} is not allowed: should be at most {clients}, the number of clients{advice}")
@@ -92,3 +96,8 @@ def average(w: Tensor, weights: Tensor, old: Tensor) -> Tensor:
     total = weights.sum(1, keepdim=True)
     mean = (weights / total.clamp(min=torch.finfo(torch.float64).tiny)).to(w.dtype) @ w
     return torch.where(total > 0, mean, old)
+
+
+def mean_by_size(ask: Ask, answer: Answer, c: Tensor) -> Tensor:
+    """FedAvg's rule: the one center `c[1, P]` becomes the mean of the models that came back, weighted by n_k."""
+    return average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["APFL"]
 
@@ -52,7 +52,7 @@ class APFL:
         Every v_k starts at the first center.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     adapt: bool = True
     alpha_lr: Annotated[float, Field(gt=0)] = 0.01
@@ -74,7 +74,7 @@ class APFL:
         """Train, then average."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        c = mean_by_size(ask, answer, c)
         return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["Ditto"]
 
@@ -46,7 +46,7 @@ class Ditto:
         optimiser starts afresh in each round. The learning rate must stay below 2 / (lambda + the curvature of f_k).
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     lam: Annotated[float, Field(ge=0)] = 1.0
 
     def check(self, clients: int) -> None:
@@ -65,7 +65,7 @@ class Ditto:
         """Train, then average."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        c = mean_by_size(ask, answer, c)
         return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job

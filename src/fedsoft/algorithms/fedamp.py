@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Ids, Memory, Reply, Site, State, job
-from fedsoft.mixing import check_participants, participants
+from fedsoft.mixing import Participants, check_participants, participants
 
 __all__ = ["FedAMP"]
 
@@ -55,7 +55,7 @@ class FedAMP:
     alpha: Annotated[float, Field(gt=0)] = 1.0
     sigma: Annotated[float, Field(gt=0)] = 1.0
     lam: Annotated[float, Field(ge=0)] = 1.0
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FedAvg"]
 
@@ -38,7 +37,7 @@ class FedAvg:
         decentralized data. AISTATS 2017.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
@@ -56,7 +55,7 @@ class FedAvg:
         """Train, then average."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        c = mean_by_size(ask, answer, c)
         return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job

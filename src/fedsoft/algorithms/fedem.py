@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import check_participants, participants
+from fedsoft.mixing import Participants, check_participants, participants
 from fedsoft.model import squared_loss
 
 __all__ = ["FedEM"]
@@ -57,7 +57,7 @@ class FedEM:
     """
 
     S: Annotated[int, Field(ge=1)] = 3
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     scale: Literal["estimated", "fixed"] = "estimated"
     predict_with: Literal["mixture", "largest"] = "mixture"
 

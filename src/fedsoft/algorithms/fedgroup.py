@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, one_hot, participants
+from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
 __all__ = ["FedGroup"]
 
@@ -54,7 +54,7 @@ class FedGroup:
     S: Annotated[int, Field(ge=1)] = 2
     directions: Annotated[int, Field(ge=1)] = 3
     pretrain: Annotated[int, Field(ge=1)] = 20
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""

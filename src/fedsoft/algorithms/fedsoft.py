@@ -11,7 +11,15 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.mixing import aggregation_weights, average, check_participants, ids_of, importance_weights, select
+from fedsoft.mixing import (
+    Participants,
+    aggregation_weights,
+    average,
+    check_participants,
+    ids_of,
+    importance_weights,
+    select,
+)
 
 __all__ = ["FedSoft"]
 
@@ -51,7 +59,7 @@ class FedSoft:
     """
 
     S: Annotated[int, Field(ge=1)] = 2
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     lam: Annotated[float, Field(ge=0)] = 1.0
     tau: Annotated[int, Field(ge=1)] = 2
     sigma: Annotated[float, Field(ge=0, lt=1)] = 1e-4

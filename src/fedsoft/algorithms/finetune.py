@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FineTune"]
 
@@ -43,7 +42,7 @@ class FineTune:
         arXiv 2019.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     closing_tasks: ClassVar[int] = 1  # of everybody, in the last round: reserved when work is limited
 
@@ -64,7 +63,7 @@ class FineTune:
         """Train, then average; in the last round everybody trains on from the mean."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        c = mean_by_size(ask, answer, c)
         notes = {"selected": len(ids), "answered": len(answer.ids)}
         if ask.last:
             notes["tuned"] = len(ask("tune", ask.everyone, centers=c).ids)

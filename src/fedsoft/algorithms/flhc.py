@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.errors import InputError
-from fedsoft.mixing import average, check_participants, one_hot, participants
+from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
 __all__ = ["FLHC"]
 
@@ -61,7 +61,7 @@ class FLHC:
     threshold: Annotated[float, Field(ge=0)] | None = None
     S: Annotated[int, Field(ge=1)] | None = 2
     linkage: Literal["complete", "average", "ward"] = "complete"
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist, and the tree must be cut somewhere."""

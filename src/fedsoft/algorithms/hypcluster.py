@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, one_hot, participants, select
+from fedsoft.mixing import Participants, average, check_participants, one_hot, participants, select
 
 __all__ = ["HypCluster"]
 
@@ -54,7 +54,7 @@ class HypCluster:
     """
 
     S: Annotated[int, Field(ge=1)] = 2
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     first: Literal["draw", "spread"] = "draw"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

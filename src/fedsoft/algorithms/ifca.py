@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, one_hot, participants
+from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
 __all__ = ["IFCA"]
 
@@ -48,7 +48,7 @@ class IFCA:
     """
 
     S: Annotated[int, Field(ge=1)] = 2
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     average: Literal["model", "gradient"] = "model"
     lr: Annotated[float, Field(gt=0)] = 0.1
 

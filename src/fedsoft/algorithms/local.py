@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.mixing import check_participants, participants
+from fedsoft.mixing import Participants, check_participants, participants
 
 __all__ = ["Local"]
 
@@ -41,7 +40,7 @@ class Local:
         for personalization with applications to federated learning. arXiv 2020.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     moments: Literal["kept", "fresh"] = "kept"
 
     def check(self, clients: int) -> None:

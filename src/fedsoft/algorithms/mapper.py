@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.local import Work, own_outputs
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["MAPPER"]
 
@@ -56,7 +56,7 @@ class MAPPER:
         the mean is weighted by n_k. Every v_k starts at the first center; v and w see the same batches.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     grid: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.25, 0.5, 0.75)
 
     def check(self, clients: int) -> None:
@@ -76,7 +76,7 @@ class MAPPER:
         """Train, then average over all that answered."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        c = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        c = mean_by_size(ask, answer, c)
         return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.errors import InputError
-from fedsoft.mixing import check_participants, participants
+from fedsoft.mixing import Participants, check_participants, participants
 
 __all__ = ["MOCHA"]
 
@@ -56,7 +56,7 @@ class MOCHA:
     lam: Annotated[float, Field(ge=0)] = 0.01
     outer: Annotated[int, Field(ge=1)] = 5
     eps: Annotated[float, Field(gt=0)] = 1.0
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""

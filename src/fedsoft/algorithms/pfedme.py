@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import average, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["pFedMe"]
 
@@ -53,7 +53,7 @@ class pFedMe:
         carried from batch to batch; that code's weight decay of 0.001 is left out.
     """
 
-    K: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    K: Participants = "all"
     eta: Annotated[float, Field(gt=0)] = 0.005
     personal_lr: Annotated[float, Field(gt=0)] = 0.09
     lam: Annotated[float, Field(ge=0)] = 15.0
@@ -76,7 +76,7 @@ class pFedMe:
         """Train, then go from the old center towards the mean, or beyond it for beta > 1."""
         c, ids = state["centers"], participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        mean = average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+        mean = mean_by_size(ask, answer, c)
         return {"centers": c.lerp(mean, self.beta)}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job
