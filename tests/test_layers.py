@@ -15,6 +15,7 @@ KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
 # From the ground up. A module may import what stands before it.
 ORDER = [
     "errors", "checks", "seeds", "partition", "clientdata", "federation", "model", "network", "plugins",
+    "formats", "fetch", "images",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
     "simulate", "scores", "training", "spec", "store", "runs", "compare", "reports", "progress", "cli",
 ]  # fmt: skip

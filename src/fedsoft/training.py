@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class Run:
         """The estimated importance weights u, `[N, S]`, where the algorithm estimates them."""
         return self.state.get("u")
 
-    def personal(self, client: int | str) -> Params:
+    def personal(self, client: SupportsIndex | str) -> Params:
         """The personal model of a client (by number or name), as named tensors."""
         k = self._row(client)
         if "w" not in self.simulation.memory:
@@ -75,7 +75,7 @@ class Run:
             )
         return self.model.layout.unflatten(self.simulation.memory["w"][k].clone())
 
-    def predict(self, x: Any, *, center: int | None = None, client: int | str | None = None) -> Tensor:
+    def predict(self, x: Any, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Tensor:
         """Predict for inputs `x[points, ...]` with a center or with a client's personal model."""
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
@@ -102,7 +102,7 @@ class Run:
                 simulation.personal_scores(self.state, self.federation.held_out),
             )  # fmt: skip
 
-    def _row(self, client: int | str) -> int:
+    def _row(self, client: SupportsIndex | str) -> int:
         names = self.federation.names
         if isinstance(client, str) and client in names:
             return names.index(client)
