@@ -185,23 +185,22 @@ class Limit:
     bytes: int | None = None  # sent in both directions, summed over clients
 
     def fits(self, history: Sequence[Record], more: int = 1, closing: int = 0) -> bool:
-        """Whether `more` rounds like the last few fit after `history`, and the closing work after them.
+        """Whether `more` rounds like the dearest of the last few fit after `history`, and the closing work after them.
 
-        The first round is always played: nothing is known of its cost.
+        The first round is always played: nothing is known of its cost, and it may be dearer than all others.
         """
         if not history or len(history) + more > self.rounds:
             return len(history) + more <= self.rounds
         for allowed, keys, extra in ((self.work, WORK, closing), (self.bytes, BYTES, 0)):
             if allowed is not None:
                 spent = [sum(record[key] for key in keys) for record in history]
-                typical = sum(spent[-RECENT:]) / len(spent[-RECENT:])
-                if sum(spent) + more * typical + extra > allowed:
+                if sum(spent) + more * max(spent[1:][-RECENT:] or spent) + extra > allowed:
                     return False
         return True
 
 
 WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
-RECENT = 3  # rounds that tell what the next will cost
+RECENT = 10  # rounds that tell what the next will cost
 
 
 def closing_work(simulation: Simulation) -> int:
