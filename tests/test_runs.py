@@ -226,3 +226,10 @@ def test_a_run_belongs_to_the_data_it_began_with(tmp_path: Path) -> None:
     for again in (lambda: execute(folder_spec(data), tmp_path / "run", QUICK), lambda: load(folder.path)):
         with pytest.raises(StoreError, match="the data has changed"):
             again()
+
+
+def test_a_missing_state_is_not_taken_for_a_run_that_never_began(tmp_path: Path) -> None:
+    folder, _ = execute(small("rounds=3"), tmp_path / "run", QUICK)
+    (folder.path / "state.safetensors").unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        load(folder.path)

@@ -115,6 +115,8 @@ def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch
         state = simulation.start()
     point = folder.checkpoint()
     if point is None:
+        if len(folder.records()) > 1:  # the first round is always saved
+            raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be taken up without it")
         return state, 0
     device = simulation.data.x.device
     simulation.memory = {name: value.to(device) for name, value in point.memory.items()}
