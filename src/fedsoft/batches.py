@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.model import Model, as_numbers
+from fedsoft.model import Layout, Model, Outer, as_numbers, write_out
 
 FEW = 40  # parameters; where products of matrices, one for each client, begin to be as fast
 
@@ -30,6 +30,26 @@ class Prox:
     def to_centers(a: Tensor, centers: Tensor) -> Prox:
         """The pull of weights `a[m, S]` towards `centers[S, P]`."""
         return Prox(a.sum(1, keepdim=True), a @ centers)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The gradient of a batch for each of a clients, in the parts that it is made of."""
+
+    gradient: Tensor  # [a, P]: of the loss
+    pull: tuple[Tensor, Tensor] | None = None  # strength [a, 1] and target [a, P] of the proximal term
+    layout: Layout | None = None
+    outer: Sequence[Outer] = ()  # what is not yet in `gradient`, of a single client
+
+    def total(self, w: Tensor) -> Tensor:
+        """All of it, in the memory of `gradient`. To be called once."""
+        for outer in self.outer:
+            assert self.layout is not None
+            write_out(outer, self.layout, self.gradient[0])
+        if self.pull is not None:
+            strength, target = self.pull
+            self.gradient.addcmul_(strength, w).sub_(target)
+        return self.gradient
 
 
 @dataclass(frozen=True)
@@ -121,9 +141,10 @@ class Walk:
         self.batches = list(zip(*(e.batches for e in self.epochs), self.weight.split(plan.active, axis), strict=True))
         self.pull: list[tuple[Tensor, Tensor]] = []
         if problem.prox is not None:
-            strength, target = self.stack(problem.prox.strength), self.stack(-problem.prox.target)
+            strength, target = self.stack(problem.prox.strength), self.stack(problem.prox.target)
             self.pull = [(strength[:a], target[:a]) for a in plan.active]
         self.now = self.calls = 0
+        self.buffer: Tensor | None = None  # every gradient is written here
 
     def stack(self, rows: Tensor) -> Tensor:
         """Rows of the clients `[m, ...]` in the order of the stack."""
@@ -154,17 +175,24 @@ class Walk:
 
     def gradient(self, w: Tensor) -> Tensor:
         """The gradient of the problem on the current batch at `w[active, P]`, the proximal term included."""
+        total = self.slope(w).total(w)
+        return total if self.side_by_side else total.clone()
+
+    def slope(self, w: Tensor) -> Slope:
+        """The same in parts, so that an optimiser can take all of them in one pass over the parameters.
+
+        It holds memory that the next call uses again.
+        """
         self.calls += 1
         x, y, weight = self.batches[self.now]
+        pull = self.pull[self.now] if self.pull else None
         if self.side_by_side:
             slope = (x * w.t().unsqueeze(1)).sum(0).sub_(y).mul_(weight)
-            gradient = (x * slope).sum(1).t()
-        else:
-            gradient = self.model.gradient(w, x, y, weight)
-        if self.pull:
-            strength, target = self.pull[self.now]
-            gradient.addcmul_(strength, w).add_(target)
-        return gradient
+            return Slope((x * slope).sum(1).t(), pull)
+        if self.buffer is None:
+            self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
+        gradient = self.buffer[: len(w)]
+        return Slope(gradient, pull, self.model.layout, self.model.gradient_into(gradient, w, x, y, weight))
 
 
 class _Epoch:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedsoft.batches import Plan, Problem, Walk
+from fedsoft.batches import Plan, Problem, Slope, Walk
 from fedsoft.clientdata import ClientData
 from fedsoft.model import Model, as_numbers
 
@@ -47,7 +47,7 @@ class Solver(Protocol):
 class Stepper(Protocol):
     """The rule of a first-order solver, in place."""
 
-    def step(self, turn: int, w: Tensor, gradient: Tensor) -> None:
+    def step(self, turn: int, w: Tensor, slope: Slope) -> None:
         """Turn number `turn` of the plan, for the clients that take part in it."""
         ...
 
@@ -84,7 +84,7 @@ def descend(solver: FirstOrder, problem: Problem, w: Tensor, moments: Moments) -
     stepper = solver.rule(moments, walk.plan)
     parts = [w[:a] for a in walk.plan.active]
     for turn, b in walk:
-        stepper.step(turn, parts[b], walk.gradient(parts[b]))
+        stepper.step(turn, parts[b], walk.slope(parts[b]))
     return walk.unstack(w), {name: walk.unstack(v) for name, v in moments.items()}, walk.gradients
 
 

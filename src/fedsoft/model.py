@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -62,6 +63,23 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Outer:
+    """The gradient of the weight `name[out, in]` of one model as a product `left[B, out]^T right[B, in]`."""
+
+    name: str
+    left: Tensor
+    right: Tensor
+
+
+class OneAtATime(Protocol):
+    """A model's forward and backward pass, for one client at a time (see `chain`)."""
+
+    def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
+        """Write the gradient at `w[P]` on a batch into `out[P]`, but for the products that are returned."""
+        ...
+
+
+@dataclass(frozen=True)
 class Model:
     """Functions over a stack of m models with parameters `w[m, P]`.
 
@@ -74,6 +92,9 @@ class Model:
         metric: how predictions are scored.
         features: for models that are linear in their parameters with squared loss: inputs to `[..., P]`, so that the
             output is their product with w. Gives them closed-form gradients and the exact solver.
+        chain: for networks that have one: a backward pass written by hand.
+        alone: whether clients are best worked on one at a time.
+        backends: other ways to compute the same, by name: what a user may choose instead.
     """
 
     layout: Layout
@@ -83,6 +104,18 @@ class Model:
     predict: Callable[[Tensor], Tensor]
     metric: Metric
     features: Callable[[Tensor], Tensor] | None = None
+    chain: OneAtATime | None = None
+    alone: bool = False
+    backends: Mapping[str, Model] = field(default_factory=dict)
+
+    def by(self, backend: str) -> Model:
+        """The same model, computed in another way."""
+        if backend == "auto":
+            return self
+        if backend not in self.backends:
+            allowed = ", ".join(["auto", *self.backends])
+            raise InputError(f"backend = '{backend}' is not allowed for this model: should be one of {allowed}")
+        return self.backends[backend]
 
     @property
     def size(self) -> int:
@@ -95,17 +128,52 @@ class Model:
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The gradient `[m, P]` of each model's `sum_i weight_i loss_i` over its batch, `weight[m, B]`."""
+        out = torch.empty_like(w)
+        for outer in self.gradient_into(out, w, x, y, weight):
+            write_out(outer, self.layout, out[0])
+        return out
+
+    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> list[Outer]:
+        """Write that gradient into `out[m, P]`; of a single model, products of thin matrices may be left to do."""
         x = as_numbers(x, w.dtype)
         if self.features is not None:
             phi = self.features(x)
             slope = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-2, alpha=2).squeeze(2)  # 2 (<w, x> - y)
-            return torch.bmm(slope.mul_(weight).unsqueeze(1), phi).squeeze(1)
+            torch.bmm(slope.mul_(weight).unsqueeze(1), phi, out=out.unsqueeze(1))
+            return []
+        if self.chain is not None:
+            found: list[Outer] = []
+            for k in range(len(w)):
+                for outer in found:  # its memory is used again for the next model
+                    write_out(outer, self.layout, out[k - 1])
+                found = self.chain.gradient(w[k], x[k], partial(self._slope_at, y=y[k], weight=weight[k]), out[k])
+            if len(w) > 1:
+                for outer in found:
+                    write_out(outer, self.layout, out[-1])
+            return found if len(w) == 1 else []
         with torch.enable_grad():
             # Leaves of their own, not views of one: the gradient of a view would be a zero-filled P-vector for each.
             leaves = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
             total = (self.loss(self.forward(leaves, x), y) * weight).sum()
         parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return torch.cat([part.reshape(len(w), -1) for part in parts], dim=1)
+        torch.cat([part.reshape(len(w), -1) for part in parts], dim=1, out=out)
+        return []
+
+    def _slope_at(self, output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The slope of `sum_i weight_i loss_i` at the outputs `[B, ...]` of one model."""
+        if self.loss is cross_entropy:
+            slope = output.softmax(1)
+            slope.scatter_add_(1, y[:, None], slope.new_full((len(y), 1), -1))
+            return slope.mul_(weight[:, None])
+        with torch.enable_grad():
+            output = output.detach().requires_grad_()
+            total = (self.loss(output[None], y[None]) * weight).sum()
+        return torch.autograd.grad(total, output)[0]
+
+
+def write_out(outer: Outer, layout: Layout, gradient: Tensor) -> None:
+    """Write a gradient that was left as a product into its place in `gradient[P]`."""
+    torch.mm(outer.left.t(), outer.right, out=layout.unflatten(gradient)[outer.name])
 
 
 def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -48,21 +48,20 @@ def one_by_one(make: Callable[[], nn.Module], w: Tensor, x: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-def uses_vmap(model: Model) -> bool:
-    return model.forward.__name__ != "each"
-
-
 @pytest.mark.parametrize(
-    ("make", "shape", "stacked"), [(convolution, IMAGES, True), (Recurrent, SEQUENCES, False)], ids=["conv", "lstm"]
+    ("make", "shape", "backends"),
+    [(convolution, IMAGES, {"loop", "stacked"}), (Recurrent, SEQUENCES, {"loop"})],
+    ids=["conv", "lstm"],
 )
 def test_outputs_of_a_stack_equal_the_networks_one_by_one(
-    make: Callable[[], nn.Module], shape: DataShape, stacked: bool
+    make: Callable[[], nn.Module], shape: DataShape, backends: set[str]
 ) -> None:
     # A recurrent network cannot be stacked by vmap and has to fall back to client by client.
     model = fs.models.module(make)(shape)
-    assert uses_vmap(model) == stacked
+    assert set(model.backends) == backends
     w, x = random_stack(model, 3), torch.randn(3, 5, *shape.input, dtype=torch.float64)
-    assert torch.allclose(model.outputs(w, x), one_by_one(make, w, x), atol=1e-12)
+    for backend in ("auto", *backends):
+        assert torch.allclose(model.by(backend).outputs(w, x), one_by_one(make, w, x), atol=1e-12)
 
 
 def test_a_recurrent_network_learns_client_by_client() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.batches import Slope
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
@@ -92,8 +93,8 @@ class APFL:
             w_k, v_k, alpha_k = w[active], v[active], alpha[active]
             g_w, g = walk.gradient(w_k), walk.gradient(alpha_k * v_k + (1 - alpha_k) * w_k)
             slope = ((v_k - w_k) * g).sum(1, keepdim=True)
-            rules[0].step(turn, w_k, g_w)
-            rules[1].step(turn, v_k, alpha_k * g)
+            rules[0].step(turn, w_k, Slope(g_w))
+            rules[1].step(turn, v_k, Slope(alpha_k * g))
             if self.adapt and turn == 0:
                 alpha_k.sub_(slope, alpha=self.alpha_lr).clamp_(0, 1)
         site.spend(walk)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.batches import Slope
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.local import Work, own_outputs
@@ -114,7 +115,7 @@ def train_share(site: Site, w: Tensor, share: Tensor, still: Tensor) -> Tensor:
     for turn, b in walk:
         active = slice(walk.plan.active[b])
         w_k, s = w[active], share[active]
-        rule.step(turn, w_k, s * walk.gradient(s * w_k + (1 - s) * still[active]))
+        rule.step(turn, w_k, Slope(s * walk.gradient(s * w_k + (1 - s) * still[active])))
     site.spend(walk)
     return walk.unstack(w)
 

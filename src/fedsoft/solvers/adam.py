@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Plan, Problem
+from fedsoft.batches import FEW, Plan, Problem, Slope
 from fedsoft.checks import settings
 from fedsoft.local import Moments, descend
+from fedsoft.model import Outer
 
 __all__ = ["Adam"]
 
@@ -69,11 +71,51 @@ class _Step:
         memory = [(first[:a], second[:a], buffer[:a]) for a in plan.active] * epochs
         self.turns = list(zip(memory, scale, eps, strict=True))
         steps += plan.batches * epochs
+        # Rows that lie side by side in memory keep to torch: there its operations are as fast, and it takes CUDA too.
+        self.in_one_pass = first.device.type == "cpu" and first.is_contiguous() and first.shape[1] > FEW
+        self.keep = first.new_tensor([adam.beta1, adam.beta2])
 
-    def step(self, turn: int, w: Tensor, gradient: Tensor) -> None:
+    def step(self, turn: int, w: Tensor, slope: Slope) -> None:
         (first, second, buffer), scale, eps = self.turns[turn]
+        if self.in_one_pass:
+            self._in_one_pass(w, slope, first, second, scale, eps)
+            return
+        gradient = slope.total(w)
         first.lerp_(gradient, self.fresh1)
         second.mul_(self.keep2).addcmul_(gradient, gradient, value=self.fresh2)
         torch.sqrt(second, out=buffer)
         torch.addcmul(eps, buffer, scale, out=buffer)
         w.addcdiv_(first, buffer, value=-1)
+
+    def _in_one_pass(self, w: Tensor, slope: Slope, first: Tensor, second: Tensor, scale: Tensor, eps: Tensor) -> None:
+        """The same step, the proximal pull and gradients that are still products included."""
+        from fedsoft import kernels
+
+        strength, target = (scale, w) if slope.pull is None else slope.pull  # without a pull they are not looked at
+        common = (self.keep.numpy(), scale[:, 0].numpy(), eps[:, 0].numpy())
+        pulled, strengths = slope.pull is not None, strength[:, 0].numpy()
+        rows = [t.numpy() for t in (w, slope.gradient, first, second, target)]
+        left_out = {outer.name: outer for outer in slope.outer}
+        for begin, end, outer in _spans(slope, left_out, w.shape[1]):
+            w_, g_, first_, second_, target_ = (a[:, begin:end] for a in rows)
+            if outer is None:
+                kernels.adam_rows(w_, g_, first_, second_, pulled, strengths, target_, *common)
+            else:
+                shape = (outer.left.shape[1], outer.right.shape[1])
+                w_, first_, second_, target_ = (a.reshape(shape) for a in (w_, first_, second_, target_))
+                kernels.adam_outer(
+                    w_, outer.left.numpy(), outer.right.numpy(), first_, second_, pulled, strengths, target_, *common
+                )
+
+
+def _spans(slope: Slope, products: dict[str, Outer], size: int) -> Iterator[tuple[int, int, Outer | None]]:
+    """The parameters from begin to end, in as few stretches as the gradients that are products leave."""
+    begin = 0
+    for name, place, _ in slope.layout.slices() if products and slope.layout else ():
+        if name in products:
+            if begin < place.start:
+                yield begin, place.start, None
+            yield place.start, place.stop, products[name]
+            begin = place.stop
+    if begin < size:
+        yield begin, size, None

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Plan, Problem
+from fedsoft.batches import Plan, Problem, Slope
 from fedsoft.checks import settings
 from fedsoft.local import Moments, descend
 
@@ -52,7 +52,8 @@ class _Step:
         velocity = moments.get("velocity")
         self.velocity = [velocity[:a] for a in plan.active] if velocity is not None else None
 
-    def step(self, turn: int, w: Tensor, gradient: Tensor) -> None:
+    def step(self, turn: int, w: Tensor, slope: Slope) -> None:
+        gradient = slope.total(w)
         if self.velocity is not None:
             gradient = self.velocity[turn % len(self.velocity)].mul_(self.momentum).add_(gradient)
         w.sub_(gradient, alpha=self.lr)

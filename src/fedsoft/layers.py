@@ -1,0 +1,200 @@
+"""Layers of a convolutional network at work in one thread: forward, and backward by hand (see `chain`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsoft.model import Outer, Params
+
+THIN = 16  # points in a batch up to which a weight's gradient is cheaper as a product of thin matrices
+LARGE = 2**16  # elements of a weight from which that pays
+
+_convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward
+_threshold_backward: Callable[..., Any] = torch.ops.aten.threshold_backward.grad_input
+
+Passed = tuple[Tensor | None, list[Outer]]
+"""The slope of a layer's input, and those of its gradients that are still products."""
+
+
+class Layer(Protocol):
+    """A layer at work in one thread. What it keeps from a forward pass serves the backward pass that follows."""
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """The output; may reuse the memory of `x`."""
+        ...
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """From the slope of the output to that of the input (not needed of the `first` layer).
+
+        Fills in the layer's own `gradient`, or leaves a weight's as a product of thin matrices. May reuse the memory
+        of `slope`.
+        """
+        ...
+
+
+class _Kept:
+    """Memory for batches of up to the largest size seen."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def take(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or like.dtype
+        kept = self.memory
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != tuple(shape[1:]) or kept.dtype != dtype:
+            self.memory = kept = like.new_empty(tuple(shape), dtype=dtype)
+        return kept[: shape[0]]
+
+
+class Convolution:
+    """A convolution by the library. Its `input` is kept by the layer before, or is the batch."""
+
+    def __init__(self, stride: Sequence[int], padding: Sequence[int]) -> None:
+        self.stride, self.padding = list(stride), list(padding)
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        self.input = x
+        return torch.conv2d(x, own["weight"], own.get("bias"), self.stride, self.padding)
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        before, weight, _ = _convolution_backward(
+            slope, self.input, own["weight"], None, self.stride, self.padding, [1, 1], False, [0, 0], 1,
+            [not first, True, False],
+        )  # fmt: skip
+        gradient["weight"].copy_(weight)
+        if "bias" in gradient:
+            torch.sum(slope, (0, 2, 3), out=gradient["bias"])
+        return before, []
+
+
+class FirstConvolution:
+    """A convolution of few inputs that nothing comes before: patches become columns once for both passes."""
+
+    def __init__(self, kernel: int, padding: int) -> None:
+        self.kernel, self.padding = kernel, padding
+        self.columns, self.output = _Kept(), _Kept()
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        from fedsoft import kernels
+
+        weight = own["weight"].flatten(1)
+        sides = [side + 2 * self.padding - self.kernel + 1 for side in x.shape[2:]]
+        taps = weight.shape[1]
+        cols = self.columns.take([len(x), taps, *sides], x)
+        kernels.columns(x.contiguous().numpy(), cols.numpy(), self.kernel, self.padding)
+        self.cols = cols.flatten(2)
+        out = self.output.take([len(x), len(weight), math.prod(sides)], x)
+        stacked = weight.expand(len(x), *weight.shape)
+        if "bias" in own:
+            torch.baddbmm(own["bias"][None, :, None], stacked, self.cols, out=out)
+        else:
+            torch.bmm(stacked, self.cols, out=out)
+        return out.unflatten(2, sides)
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        flat = slope.flatten(2)
+        torch.sum(torch.bmm(flat, self.cols.transpose(1, 2)), 0, out=gradient["weight"].flatten(1))
+        if "bias" in gradient:
+            torch.sum(flat, (0, 2), out=gradient["bias"])
+        return None, []
+
+
+class Pool:
+    """The largest of every 2 x 2 square."""
+
+    def __init__(self) -> None:
+        self.output, self.where, self.slope = _Kept(), _Kept(), _Kept()
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        from fedsoft import kernels
+
+        self.shape = x.shape
+        shape = [*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2]
+        out, self.place = self.output.take(shape, x), self.where.take(shape, x, torch.uint8)
+        kernels.pool(x.contiguous().numpy(), out.numpy(), self.place.numpy())
+        return out
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        from fedsoft import kernels
+
+        out = self.slope.take(self.shape, slope)
+        kernels.unpool(slope.contiguous().numpy(), self.place.numpy(), out.numpy())
+        return out, []
+
+
+class Rectifier:
+    """max(x, 0), in the memory of x."""
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        self.output = x.relu_()
+        return self.output
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        return _threshold_backward(slope, self.output, 0, grad_input=slope), []
+
+
+class Softmax:
+    """Shares that sum to 1, over the last axis of `[B, classes]`."""
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        self.output = x.softmax(1)
+        return self.output
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        inner = (slope * self.output).sum(1, keepdim=True)
+        return (slope - inner) * self.output, []
+
+
+class Flat:
+    """Every image as one row."""
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        self.shape = x.shape
+        return x.flatten(1)
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        return slope.view(self.shape), []
+
+
+class Full:
+    """A fully connected layer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.output, self.slope = _Kept(), _Kept()
+
+    def forward(self, x: Tensor, own: Params) -> Tensor:
+        """See `Layer`."""
+        self.input, weight = x, own["weight"]
+        out = self.output.take([len(x), len(weight)], x)
+        if "bias" in own:
+            return torch.addmm(own["bias"], x, weight.t(), out=out)
+        return torch.mm(x, weight.t(), out=out)
+
+    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """See `Layer`."""
+        weight = own["weight"]
+        if "bias" in gradient:
+            torch.sum(slope, 0, out=gradient["bias"])
+        before = None if first else torch.mm(slope, weight, out=self.slope.take(self.input.shape, slope))
+        if len(slope) <= THIN and weight.numel() >= LARGE:
+            return before, [Outer(self.name, slope, self.input)]
+        torch.mm(slope.t(), self.input, out=gradient["weight"])
+        return before, []
