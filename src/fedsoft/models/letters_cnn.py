@@ -1,0 +1,36 @@
+"""The paper's network for letters, with a sound head."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedsoft.checks import checked
+from fedsoft.convolutions import Layers, Width, convolution, fully_connected, halved, network
+from fedsoft.federation import DataShape
+from fedsoft.model import Builder
+
+__all__ = ["letters_cnn"]
+
+
+@checked
+def letters_cnn(channels: tuple[Width, Width] = (32, 64), hidden: Width = 512) -> Builder:
+    """Two 5x5 convolutions, each halved by a max-pool, then a hidden layer with ReLU and logits, as the paper writes.
+
+    There is no activation between convolution and pool: neither the paper's text nor its authors' code has one, so that
+    this network and `letters_cnn_paper` differ in the head alone. Pooling takes the place of the missing ReLU.
+
+    Arguments:
+        channels: of the two convolutions.
+        hidden: units of the hidden layer.
+    """
+    first, second = channels
+
+    def layers(shape: DataShape) -> Layers:
+        return [
+            convolution(shape.input[0], first, 5), nn.MaxPool2d(2),
+            convolution(first, second, 5), nn.MaxPool2d(2),
+            nn.Flatten(),
+            *fully_connected([second * halved(shape, 2), hidden, shape.outputs]),
+        ]  # fmt: skip
+
+    return network("letters_cnn", 2, layers)

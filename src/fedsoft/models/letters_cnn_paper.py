@@ -1,0 +1,43 @@
+"""The paper's network for letters, with the head of its authors' code."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedsoft.checks import checked
+from fedsoft.convolutions import Layers, Width, convolution, halved, network
+from fedsoft.errors import InputError
+from fedsoft.federation import DataShape
+from fedsoft.model import Builder, Model
+
+__all__ = ["letters_cnn_paper"]
+
+
+@checked
+def letters_cnn_paper(channels: tuple[Width, Width] = (32, 64), hidden: Width = 512) -> Builder:
+    """As `letters_cnn`, but with ReLU and softmax after the last layer instead of ReLU after the hidden one.
+
+    That is what the authors' code computes: cross-entropy takes the softmax for logits, a softmax of a softmax. Its
+    gradients are small (probabilities differ by 1 at most, so the loss of 26 classes cannot fall below 2.3) and vanish
+    for classes that ReLU cut off. It is here to repeat their figures; use `letters_cnn` for anything else.
+
+    Arguments:
+        channels: of the two convolutions.
+        hidden: units of the hidden layer.
+    """
+    first, second = channels
+
+    def layers(shape: DataShape) -> Layers:
+        return [
+            convolution(shape.input[0], first, 5), nn.MaxPool2d(2),
+            convolution(first, second, 5), nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * halved(shape, 2), hidden), nn.Linear(hidden, shape.outputs), nn.ReLU(), nn.Softmax(-1),
+        ]  # fmt: skip
+
+    def build(shape: DataShape) -> Model:
+        if shape.task != "classification":
+            raise InputError(f"letters_cnn_paper ends in a softmax: it is for classification, not for {shape.task}")
+        return network("letters_cnn_paper", 2, layers)(shape)
+
+    return build
