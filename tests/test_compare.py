@@ -24,9 +24,9 @@ def small() -> spec.RunSpec:
     return spec.read("synthetic-10-90", SMALL)
 
 
-def run(out: Path, algorithms: str, **options: Any) -> Comparison:
+def run(out: Path, algorithms: str, *changes: str, **options: Any) -> Comparison:
     chosen = {"budget": "rounds", "jobs": 2, "device": "cpu", "on_progress": lambda now: None, **options}
-    found = compare(small(), algorithms, [0, 1], out, **chosen)
+    found = compare(spec.read("synthetic-10-90", [*SMALL, *changes]), algorithms, [0, 1], out, **chosen)
     assert found is not None
     return found
 
@@ -115,6 +115,16 @@ def test_rows_csv_and_figure(by_work: Comparison) -> None:
     assert len(lines) == 6
     assert float(lines[0]["best_center_0"]) == rows[0]["best_center"][0][0]
     assert report.figure(by_work).startswith(b"\x89PNG")
+
+
+@pytest.mark.engine
+def test_runs_that_are_scored_now_and_then_are_compared(tmp_path: Path) -> None:
+    found = run(tmp_path, "fedsoft,local", "score_every=4", budget="work")
+    assert [["centers" in r for r in folder.records()] for folder in found.folders["fedsoft"]] == [
+        [True, False, False, False, True, True]
+    ] * 2
+    assert report.figure(found).startswith(b"\x89PNG")
+    assert report.tables(found, 200)
 
 
 @pytest.mark.engine

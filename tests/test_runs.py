@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fedsoft as fs
 from fedsoft import spec
 from fedsoft.errors import StoreError
+from fedsoft.progress import Progress
+from fedsoft.reports.figures import convergence
+from fedsoft.reports.tables import run_view
 from fedsoft.runs import Stage, execute, load, place
 from fedsoft.store import RunFolder
 
@@ -112,6 +117,27 @@ def test_asked_to_stop_it_finishes_the_round_and_saves(tmp_path: Path, whole: Ru
     assert point.rounds == len(RunFolder.open(path).records())
     folder, _ = execute(small(), path, QUICK)
     assert_same(folder, whole)
+
+
+def test_a_run_that_is_scored_now_and_then_is_taken_up_and_drawn(tmp_path: Path, whole: RunFolder) -> None:
+    """Stopped after a round that was not scored, it ends in the same bits; its last round is scored."""
+    chosen, stops = small("score_every=4"), iter([False] * 6 + [True])
+    _, finished = execute(chosen, tmp_path / "run", Stage(told_to_stop=lambda: next(stops)))
+    assert not finished
+    folder, finished = execute(chosen, tmp_path / "run", QUICK)
+    assert finished
+    records = folder.records()
+    assert [record["round"] for record in records if "centers" in record] == [0, 4, 8, 12, 16, 20, 24, 28, 29]
+    every = whole.records()
+    assert all(record["centers"] == every[t]["centers"] for t, record in enumerate(records) if "centers" in record)
+    assert folder.scores() == whole.scores()
+    assert (convergence(folder) or b"").startswith(b"\x89PNG")
+    out = Console(width=200, file=io.StringIO())
+    out.print(run_view(folder))
+    with Progress(Console(file=io.StringIO()), chosen, 0) as progress:
+        for record in records:
+            progress.update(record)
+            assert progress.errors.startswith("best ")
 
 
 def test_resume_with_another_chunk_draws_the_same(tmp_path: Path, whole: RunFolder) -> None:

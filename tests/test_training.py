@@ -205,6 +205,22 @@ def test_every_round_is_reported_as_it_ends() -> None:
     assert heard == run.history
 
 
+@pytest.mark.parametrize(("rounds", "every", "scored"), [(7, 3, [0, 3, 6]), (6, 4, [0, 4, 5]), (3, 99, [0, 2])])
+def test_centers_are_scored_every_so_often_and_after_the_last_round(rounds: int, every: int, scored: list[int]) -> None:
+    """What is not scored is not logged; what is, is the same as when every round is scored."""
+    fed = fs.datasets.synthetic(clients=8, points=(5, 9), test_points=20)
+
+    def records(score_every: int) -> list[dict[str, Any]]:
+        run = fs.fit(fs.FedSoft(K=3), fed, fs.models.linear(), rounds=rounds, score_every=score_every)
+        return [{k: v for k, v in record.items() if k != "seconds"} for record in run.history]
+
+    some, all_of_them = records(every), records(1)
+    keys = {"centers", "weights", "best"}
+    assert [record["round"] for record in some if keys <= record.keys()] == scored
+    for t, (one, other) in enumerate(zip(some, all_of_them, strict=True)):
+        assert one == (other if t in scored else {k: v for k, v in other.items() if k not in keys})
+
+
 def test_training_lowers_the_loss_of_the_personal_models() -> None:
     before, after = (fitted("mlp", rounds=rounds).scores().personal_train for rounds in (0, 20))
     assert before is not None
@@ -309,6 +325,7 @@ def test_what_is_handed_out_is_not_the_run_itself() -> None:
         ({"local": fs.Adam}, "with its settings"),
         ({"rounds": 2.5}, "whole number"),
         ({"rounds": -1}, "whole number"),
+        ({"score_every": 0}, "score_every = 0 is not allowed: should be a whole number of at least 1"),
     ],
 )
 def test_bad_arguments_of_fit_are_named(change: dict[str, Any], words: str) -> None:

@@ -2,7 +2,10 @@
 
 All points lie in one pool, client after client; a client is a start and a size. Nothing is padded in storage, so one
 large client among many small ones costs nothing, and `take` copies no data. Padding appears only in the batches that
-are gathered from here (see `local`).
+are gathered from here (see `batches`).
+
+Images may be changed a little each time they are trained on. What to change stands here beside the points (`Augment`),
+and so does the function that does it (`augmented`); the draws belong to the batches.
 """
 
 from __future__ import annotations
@@ -17,6 +20,43 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Augment:
+    """How images are varied in training: shifted by up to `pad` pixels each way, and mirrored half of the time.
+
+    As in the paper's CIFAR-10 experiments: pad by reflection, crop at random, flip horizontally.
+    """
+
+    pad: int
+    flip: bool
+
+    def draw(self, rng: np.random.Generator, points: int) -> tuple[Tensor, Tensor]:
+        """Shifts `[points, 2]` (down, right) and flips `[points]` for `augmented`."""
+        shift = torch.from_numpy(rng.integers(-self.pad, self.pad + 1, (points, 2)))
+        flip = torch.from_numpy(rng.integers(0, 2, points) == 1)
+        return shift, flip if self.flip else torch.zeros_like(flip)
+
+
+def augmented(x: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+    """Images `x[..., channels, height, width]`, each cropped at its shift `[..., 2]`, then mirrored where `flip[...]`.
+
+    What lies beyond an edge is its reflection. A shift is that of the crop (down, right), less than height and width.
+    """
+    height, width = x.shape[-2:]
+    column = torch.arange(width, device=x.device)
+    rows = _reflected(torch.arange(height, device=x.device) + shift[..., :1], height)
+    columns = _reflected(torch.where(flip[..., None], column.flip(0), column) + shift[..., 1:], width)
+    # One gather from the images themselves: nothing is padded, and channels share their places.
+    places = (rows.unsqueeze(-1) * width + columns.unsqueeze(-2)).flatten(-2).unsqueeze(-2)
+    return x.flatten(-2).gather(-1, places.expand(*x.shape[:-2], height * width)).view_as(x)
+
+
+def _reflected(place: Tensor, side: int) -> Tensor:
+    """Places beyond an edge, reflected at it: -1 is 1, and `side` is `side - 2`."""
+    last = side - 1
+    return last - (last - place.abs()).abs()
+
+
+@dataclass(frozen=True)
 class ClientData:
     """The points of `n` clients, ragged.
 
@@ -25,12 +65,14 @@ class ClientData:
         y: targets of all points, `[points]` or `[points, outputs]`.
         starts: where each client's points begin in the pool, `[n]`.
         sizes: how many points each client has (the paper's n_k), `[n]`.
+        augment: how they are varied in training, if at all.
     """
 
     x: Tensor
     y: Tensor
     starts: Tensor
     sizes: Tensor
+    augment: Augment | None = None
 
     @staticmethod
     def concat(clients: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
@@ -79,4 +121,4 @@ class ClientData:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
-        return ClientData(move(self.x), move(self.y), self.starts.to(device), self.sizes.to(device))
+        return replace(self, x=move(self.x), y=move(self.y), starts=self.starts.to(device), sizes=self.sizes.to(device))

@@ -74,6 +74,8 @@ class Federation:
         for tensor in (self.train.sizes, self.train.x, self.train.y):
             digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
+        if self.train.augment is not None:
+            digest.update(repr(self.train.augment).encode())
         return digest.hexdigest()
 
     @staticmethod

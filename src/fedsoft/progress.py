@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, console: Console, spec: RunSpec, done: int) -> None:
         self.console, self.spec, self.done = console, spec, done
-        self.last = time.monotonic()
+        self.last, self.errors = time.monotonic(), ""
         self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
@@ -35,11 +35,12 @@ class Progress:
     def update(self, record: dict[str, Any]) -> None:
         """A round was played."""
         self.done += 1
-        errors = _errors(record)
-        self.bar.update(self.task, completed=self.done, errors=errors)
+        self.errors = _errors(record) or self.errors  # not every round is scored
+        self.bar.update(self.task, completed=self.done, errors=self.errors)
         if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
-            self.console.print(f"{self.spec.title}: round {self.done} of {self.spec.rounds} {errors}", markup=False)
+            where = f"round {self.done} of {self.spec.rounds}"
+            self.console.print(f"{self.spec.title}: {where} {self.errors}", markup=False)
 
     def __enter__(self) -> Progress:
         self.bar.start()

@@ -140,7 +140,7 @@ def _carry(
 
         history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
         with _stop_when_asked(stage.signals) as asked:
-            for run.state, record in play(simulation, federation, state, history, limit):
+            for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
                 folder.append(record)
                 run.history.append(record)
                 if pace.due():

@@ -19,7 +19,7 @@ from fedsoft.errors import InputError, unknown
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
 }  # fmt: skip
-TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", *PARTS)
+TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", *PARTS)
 DTYPES = ("float32", "float64")
 
 
@@ -50,6 +50,7 @@ class RunSpec:
     seed: int = 0
     dtype: str = "float32"
     dropout: float = 0.0
+    score_every: int = 1  # rounds between two scorings of the centers, for the log; the last is always scored
     about: str = ""
     label: str = "run"
 
@@ -76,6 +77,7 @@ class RunSpec:
             seed=_whole("seed", raw.get("seed", 0), 0),
             dtype=_one_of("dtype", raw.get("dtype", "float32"), DTYPES),
             dropout=_share("dropout", raw.get("dropout", 0.0)),
+            score_every=_whole("score_every", raw.get("score_every", 1), 1),
             about=str(raw.get("about", "")),
             label=label,
         )
@@ -84,6 +86,7 @@ class RunSpec:
         """As nested plain values, the form of the TOML file."""
         top = {"about": self.about} if self.about else {}
         top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
+        top |= {"score_every": self.score_every} if self.score_every > 1 else {}
         top |= {key: value for key, value in (("work", self.work), ("bytes", self.bytes)) if value is not None}
         parts = {key: getattr(self, key) for key in PARTS}
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}

@@ -210,9 +210,13 @@ def closing_work(simulation: Simulation) -> int:
 
 
 def play(
-    simulation: Simulation, federation: Federation, state: State, history: Sequence[Record], limit: Limit
-) -> Iterator[tuple[State, Record]]:
-    """Play the rounds that are left after `history`; after each, the new state and what to log about it."""
+    simulation: Simulation, federation: Federation, state: State, history: Sequence[Record], limit: Limit,
+    score_every: int = 1,
+) -> Iterator[tuple[State, Record]]:  # fmt: skip
+    """Play the rounds that are left after `history`; after each, the new state and what to log about it.
+
+    Centers are scored after the first round, after every `score_every` further ones and after the last.
+    """
     history = list(history)
     closing = closing_work(simulation)
     truth = federation.truth
@@ -224,7 +228,7 @@ def play(
             state, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
-            if truth is not None and fractions is not None:
+            if truth is not None and fractions is not None and (last or t % score_every == 0):
                 view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():
                     raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
@@ -248,6 +252,7 @@ def fit(
     dtype: Literal["float32", "float64"] = "float32",
     chunk: int | None = None,
     dropout: float = 0.0,
+    score_every: int = 1,
     on_round: Callable[[Record], object] | None = None,
 ) -> Run:
     """Train, and return the run.
@@ -263,10 +268,12 @@ def fit(
         dtype: `float32` or `float64`.
         chunk: how many clients are stacked together; chosen by size unless told.
         dropout: the probability that a client does not answer a job.
+        score_every: score the centers on the test sets after every so many rounds only: it may cost more than training.
         on_round: called with the record of every round.
     """
-    if not isinstance(rounds, int) or rounds < 0:
-        raise InputError(f"rounds = {rounds!r} is not allowed: should be a whole number of at least 0")
+    for name, value, least in (("rounds", rounds, 0), ("score_every", score_every, 1)):
+        if not isinstance(value, int) or value < least:
+            raise InputError(f"{name} = {value!r} is not allowed: should be a whole number of at least {least}")
     if isinstance(algorithm, type | str):
         raise InputError(
             f"algorithm = {algorithm!r} is not allowed: should be one with its settings, such as FedSoft(S=2)"
@@ -279,7 +286,7 @@ def fit(
     with torch.no_grad(), one_thread():
         state = simulation.start()
     run = Run(federation, simulation, state, [])
-    for run.state, record in play(simulation, federation, state, [], Limit(rounds)):
+    for run.state, record in play(simulation, federation, state, [], Limit(rounds), score_every):
         run.history.append(record)
         if on_round is not None:
             on_round(record)

@@ -16,8 +16,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 def convergence(folder: RunFolder) -> bytes | None:
     """The paper's Fig. 1 as PNG: for each source, the error of all centers over rounds, and below it the mean
     importance weights of the clients that have most of that source. None when the truth is unknown."""
-    records, scores = folder.records(), folder.scores()
-    if not records or not records[0].get("centers"):
+    records, scores = [record for record in folder.records() if record.get("centers")], folder.scores()
+    if not records:
         return None
     spec = folder.spec()
     sources, centers = len(records[0]["centers"][0]), max(len(record["centers"]) for record in records)
