@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.clientdata import ClientData
+from fedsoft.clientdata import ClientData, augmented
 from fedsoft.model import Layout, Model, Outer, as_numbers, write_out
 
 FEW = 40  # parameters; where products of matrices, one for each client, begin to be as fast
@@ -126,11 +126,13 @@ class Walk:
     def __init__(self, problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool) -> None:
         model, data = problem.model, problem.data
         self.model, self.weigh, self.sizes = model, problem.point_weights, data.sizes
-        self.plan = plan = plan_batches(data, batch, epochs, problem.generators() if shuffle else None, dtype)
+        generators = problem.generators() if shuffle or data.augment else []
+        self.plan = plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
+        self.variations = _variations(data, epochs, generators)
         x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
         # A product of tiny matrices for each client would cost several times its arithmetic. For linear models of a few
         # parameters, clients lie along the last axis and products are written out.
-        self.side_by_side = model.features is not None and model.size <= FEW
+        self.side_by_side = model.features is not None and model.size <= FEW and data.augment is None
         if self.side_by_side and model.features is not None:
             axis, self.places, self.weights = -1, plan.places, plan.weights * 2
             x = model.features(as_numbers(x, dtype)[None])[0].t().contiguous()
@@ -163,9 +165,13 @@ class Walk:
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         turn = 0
-        for places in self.places:
+        for number, places in enumerate(self.places):
             for epoch in self.epochs:
                 epoch.fetch(places)
+            if self.variations is not None:
+                shift, flip = (drawn[number, places.flatten()] for drawn in self.variations)
+                images = self.epochs[0].memory
+                images.copy_(augmented(images, shift, flip))
             if self.weigh is not None:
                 torch.mul(self.weights, self.weigh[places], out=self.weight)
             for b in range(len(self.batches)):
@@ -193,6 +199,19 @@ class Walk:
             self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
         gradient = self.buffer[: len(w)]
         return Slope(gradient, pull, self.model.layout, self.model.gradient_into(gradient, w, x, y, weight))
+
+
+def _variations(
+    data: ClientData, epochs: int, generators: Sequence[np.random.Generator]
+) -> tuple[Tensor, Tensor] | None:
+    """How every point is varied in every epoch: shifts `[epochs, points, 2]` and flips `[epochs, points]`."""
+    if data.augment is None:
+        return None
+    sizes = data.sizes.tolist()
+    drawn = [data.augment.draw(rng, epochs * n) for rng, n in zip(generators, sizes, strict=True)]
+    shifts = [shift.view(epochs, n, 2) for (shift, _), n in zip(drawn, sizes, strict=True)]
+    flips = [flip.view(epochs, n) for (_, flip), n in zip(drawn, sizes, strict=True)]
+    return torch.cat(shifts, 1).to(data.x.device), torch.cat(flips, 1).to(data.x.device)
 
 
 class _Epoch:

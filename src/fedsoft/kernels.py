@@ -133,17 +133,19 @@ def pool(x: A, out: A, place: A) -> None:
         for c in range(out.shape[1]):
             for i in range(out.shape[2]):
                 for j in range(out.shape[3]):
-                    most, where = x[b, c, 2 * i, 2 * j], 0
-                    value = x[b, c, 2 * i, 2 * j + 1]
-                    if not value <= most:  # so that what is not a number wins, as in torch
+                    a, value = x[b, c, 2 * i, 2 * j], x[b, c, 2 * i, 2 * j + 1]
+                    most, where, all_four = a, 0, a + value
+                    if not value <= most:
                         most, where = value, 1
                     value = x[b, c, 2 * i + 1, 2 * j]
+                    all_four += value
                     if not value <= most:
                         most, where = value, 2
                     value = x[b, c, 2 * i + 1, 2 * j + 1]
+                    all_four += value
                     if not value <= most:
                         most, where = value, 3
-                    out[b, c, i, j] = most
+                    out[b, c, i, j] = most + 0 * all_four  # what is not a number shows, as in torch
                     place[b, c, i, j] = where
 
 

@@ -110,10 +110,10 @@ class Model:
 
     def by(self, backend: str) -> Model:
         """The same model, computed in another way."""
-        if backend == "auto":
+        if backend == "auto" or (backend == "stacked" and not self.alone):
             return self
         if backend not in self.backends:
-            allowed = ", ".join(["auto", *self.backends])
+            allowed = ", ".join(sorted({"auto", *self.backends, *([] if self.alone else ["stacked"])}))
             raise InputError(f"backend = '{backend}' is not allowed for this model: should be one of {allowed}")
         return self.backends[backend]
 

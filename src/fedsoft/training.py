@@ -139,18 +139,23 @@ def as_model(model: Builder | Model | nn.Module, federation: Federation) -> Mode
 def prepare(
     algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
-    drop: float = 0.0,
+    drop: float = 0.0, backend: str = "auto",
 ) -> Simulation:  # fmt: skip
     """Everything in place for the first round."""
     if dtype not in DTYPES:
         raise InputError(f"dtype = '{dtype}' is not allowed: should be 'float32' or 'float64'")
     check_device(device)
-    solver, built = local or Adam(), as_model(model, federation)
+    solver, built = local or Adam(), as_model(model, federation).by(_backend(backend, device))
     _try_out(solver, built, federation)
     return Simulation(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
     )  # fmt: skip
+
+
+def _backend(backend: str, device: str) -> str:
+    """What is written by hand is written for the CPU; elsewhere large stacks are what is fast."""
+    return "stacked" if backend == "auto" and device != "cpu" else backend
 
 
 def _few_points(federation: Federation) -> tuple[Tensor, Tensor]:
@@ -251,6 +256,7 @@ def fit(
     device: str = "cpu",
     dtype: Literal["float32", "float64"] = "float32",
     chunk: int | None = None,
+    backend: str = "auto",
     dropout: float = 0.0,
     score_every: int = 1,
     on_round: Callable[[Record], object] | None = None,
@@ -267,6 +273,8 @@ def fit(
         device: `cpu` or `cuda`.
         dtype: `float32` or `float64`.
         chunk: how many clients are stacked together; chosen by size unless told.
+        backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
+            `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         dropout: the probability that a client does not answer a job.
         score_every: score the centers on the test sets after every so many rounds only: it may cost more than training.
         on_round: called with the record of every round.
@@ -281,8 +289,9 @@ def fit(
     if isinstance(local, type):
         raise InputError(f"local = {local!r} is not allowed: should be one with its settings, such as Adam(lr=0.01)")
     simulation = prepare(
-        algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout
-    )
+        algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
+        backend=backend,
+    )  # fmt: skip
     with torch.no_grad(), one_thread():
         state = simulation.start()
     run = Run(federation, simulation, state, [])

@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 import fedsoft as fs
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Model
+from fedsoft.model import Builder
 from fedsoft.seeds import generator
 from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
 
