@@ -338,3 +338,41 @@ def test_bad_arguments_of_fit_are_named(change: dict[str, Any], words: str) -> N
 def test_inputs_of_another_width_are_named() -> None:
     with pytest.raises(InputError, match=r"x has shape \[4, 9\], should be \[points, 3\]"):
         fitted(rounds=0).predict(torch.zeros(4, 9), center=0)
+
+
+def test_a_function_that_makes_a_network_is_a_model() -> None:
+    fed = federation(class_clients((9, 6), dimension=3, classes=3))
+    run = fs.fit(fs.FedAvg(), fed, lambda: torch.nn.Linear(3, 3), rounds=1)  # pyright: ignore[reportArgumentType]
+    assert run.rounds == 1
+
+
+def test_what_is_no_model_is_refused_in_a_sentence() -> None:
+    fed = federation(class_clients((9, 6), dimension=3, classes=3))
+    with pytest.raises(fs.InputError, match=r"model = .mlp. is not allowed: should be one of fedsoft\.models"):
+        fs.fit(fs.FedAvg(), fed, "mlp", rounds=1)  # pyright: ignore[reportArgumentType]
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.head(x), x
+
+    with pytest.raises(fs.InputError, match="the network's output is a tuple, should be one tensor"):
+        fs.fit(fs.FedAvg(), fed, Two(), rounds=1)
+
+
+def test_runs_and_federations_say_what_they_are_and_print_no_data() -> None:
+    fed = fs.datasets.synthetic(clients=4, seed=1)
+    run = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=1)
+    assert "4 clients" in repr(fed)
+    assert "regression to 1" in repr(fed)
+    assert "after 1 rounds" in repr(run)
+    assert "tensor" not in repr(run)
+
+
+def test_equal_shares_are_the_yardstick_of_the_mixtures() -> None:
+    fed = fs.datasets.synthetic(clients=4, partition="10:90", seed=1)
+    scores = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=1).scores()
+    assert scores.recovery_uniform == pytest.approx(0.4, abs=0.01)

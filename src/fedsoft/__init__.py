@@ -14,7 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsoft import algorithms, datasets, models, partitions, solvers
+    from fedsoft.algorithms.apfl import APFL
+    from fedsoft.algorithms.cfl import CFL
+    from fedsoft.algorithms.ditto import Ditto
+    from fedsoft.algorithms.fedamp import FedAMP
+    from fedsoft.algorithms.fedavg import FedAvg
+    from fedsoft.algorithms.fedem import FedEM
+    from fedsoft.algorithms.fedgroup import FedGroup
+    from fedsoft.algorithms.fedprox import FedProx
     from fedsoft.algorithms.fedsoft import FedSoft
+    from fedsoft.algorithms.fesem import FeSEM
+    from fedsoft.algorithms.finetune import FineTune
+    from fedsoft.algorithms.flhc import FLHC
+    from fedsoft.algorithms.hypcluster import HypCluster
+    from fedsoft.algorithms.ifca import IFCA
+    from fedsoft.algorithms.local import Local
+    from fedsoft.algorithms.mapper import MAPPER
+    from fedsoft.algorithms.mocha import MOCHA
+    from fedsoft.algorithms.pfedme import pFedMe
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.federation import Federation
     from fedsoft.runs import load
@@ -33,14 +50,30 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [
+    "APFL",
+    "CFL",
+    "FLHC",
+    "IFCA",
+    "MAPPER",
+    "MOCHA",
     "SGD",
     "Adam",
+    "Ditto",
     "DivergedError",
     "Exact",
+    "FeSEM",
+    "FedAMP",
+    "FedAvg",
+    "FedEM",
+    "FedGroup",
+    "FedProx",
     "FedSoft",
     "Federation",
     "FedsoftError",
+    "FineTune",
+    "HypCluster",
     "InputError",
+    "Local",
     "Run",
     "StoreError",
     "algorithms",
@@ -48,6 +81,7 @@ __all__ = [
     "fit",
     "load",
     "models",
+    "pFedMe",
     "partitions",
     "solvers",
 ]

@@ -65,6 +65,13 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train)
 
+    def __repr__(self) -> str:
+        shape, sides = self.shape, "x".join(map(str, self.shape.input))
+        aim = f"{shape.outputs} classes" if shape.task == "classification" else f"regression to {shape.outputs}"
+        sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
+        points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
+        return f"<Federation: {len(self)} clients, {points} points and {held_out} held out, {sides} to {aim}{sources}>"
+
     @property
     def fingerprint(self) -> str:
         """Changes when a client or a training point does: a run must not go on with other data."""

@@ -60,7 +60,8 @@ def from_module(
             }
             out = functional_call(here.net, {**params, **still}, (x,))
             # A regression head usually ends in one unit: [B, 1] for targets [B].
-            return out.squeeze(1) if shape.task == "regression" and out.ndim == 2 and out.shape[1] == 1 else out
+            column = isinstance(out, Tensor) and shape.task == "regression" and out.ndim == 2 and out.shape[1] == 1
+            return out.squeeze(1) if column else out
 
         def each(params: Params, x: Tensor) -> Tensor:
             rows = range(len(x))
@@ -114,6 +115,8 @@ def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Ten
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(f"module: the network fails on 3 points of shape {list(shape.input)}: {first}") from None
+    if not isinstance(expected, Tensor):
+        raise InputError(f"module: the network's output is a {type(expected).__name__}, should be one tensor")
     if not torch.allclose(alone, expected[:1], atol=1e-4):
         raise InputError(
             "module: the output for a point depends on the other points of its batch (batch statistics?): "

@@ -50,6 +50,7 @@ class Scores:
         alignment: for each center the source that it stands for.
         best: for each source the center that serves it best.
         recovery: mean absolute error of u against the true mixture, after alignment.
+        recovery_uniform: that of equal shares, which anybody could guess.
         shares: the true mean mixture of the clients whose largest share is source j, for each j.
         personal_train, personal_held_out: personal models on the clients' own points.
         oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
@@ -64,6 +65,7 @@ class Scores:
     alignment: list[int] | None
     best: list[int] | None
     recovery: float | None
+    recovery_uniform: float | None
     shares: list[list[float]] | None
     personal_train: Spread | None
     personal_held_out: Spread | None
@@ -161,7 +163,7 @@ def score(
 ) -> Scores:  # fmt: skip
     """Everything that is reported about the end of a run."""
     metric, truth = model.metric, federation.truth
-    table = alignment = best = error = shares = None  # a method may have no centers
+    table = alignment = best = error = guess = shares = None  # a method may have no centers
     oracle = oracle_scores(model, federation)
     if truth is not None and len(centers):
         table = center_scores(model, centers, truth.tests)
@@ -170,6 +172,7 @@ def score(
         if u is not None:
             fractions = truth.fractions(federation.train)
             shares, error = weights_by_source(fractions, fractions), recovery(u.cpu(), fractions, alignment)
+            guess = float((fractions - 1 / fractions.shape[1]).abs().mean())
     return Scores(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
@@ -178,6 +181,7 @@ def score(
         alignment=alignment,
         best=best,
         recovery=error,
+        recovery_uniform=guess,
         shares=shares,
         personal_train=Spread.of(personal_train, metric),
         personal_held_out=Spread.of(personal_held_out, metric),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,10 @@ class Run:
     simulation: Simulation
     state: State
     history: list[Record]
+
+    def __repr__(self) -> str:
+        over = "" if self.is_over else ", not over"
+        return f"<Run of {self.simulation.algorithm} after {self.rounds} rounds{over}, on {self.federation!r}>"
 
     @property
     def model(self) -> Model:
@@ -124,11 +129,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def as_model(model: Builder | Model | nn.Module, federation: Federation) -> Model:
+def as_model(model: Any, federation: Federation) -> Model:
     """Make the model for the data and try it on a few points."""
     if isinstance(model, nn.Module) or (isinstance(model, type) and issubclass(model, nn.Module)):
         model = module(factory=model)
-    built = model if isinstance(model, Model) else model(federation.shape)
+    elif callable(model) and not inspect.signature(model).parameters:
+        model = module(factory=model)  # a function that makes a network
+    elif not callable(model) and not isinstance(model, Model):
+        raise InputError(f"model = {model!r} is not allowed: should be one of fedsoft.models, or a torch.nn.Module")
+    built: Any = model if isinstance(model, Model) else model(federation.shape)
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
     x, y = _few_points(federation)

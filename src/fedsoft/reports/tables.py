@@ -79,7 +79,8 @@ def mixture_text(scores: Scores) -> Text | None:
     if scores["recovery"] is None:
         return None
     pairs = ", ".join(f"c{s} = {scores['sources'][j]}" for s, j in enumerate(scores["alignment"]))
-    return Text(f"Mixtures: mean |u - true share| = {scores['recovery']:.3f} ({pairs})")
+    guess = f", equal shares would give {known:.3f}" if (known := scores.get("recovery_uniform")) is not None else ""
+    return Text(f"Mixtures: mean |u - true share| = {scores['recovery']:.3f}{guess} ({pairs})")
 
 
 def cost_text(records: list[dict[str, Any]]) -> Text:
