@@ -82,8 +82,8 @@ def test_replies_and_memory_belong_to_the_clients_asked_whatever_the_chunk(chunk
     answer = sim("report", np.array([1, 4, 5, 7]))
     means = [float(y.mean()) for _, y in regression_clients()]
     assert answer.ids.tolist() == [1, 4, 5, 7]
-    assert answer.values["names"].flatten().tolist() == [1, 4, 5, 7]
-    assert answer.values["mean"].flatten().tolist() == pytest.approx([means[k] for k in (1, 4, 5, 7)])
+    assert answer["names"].gather().flatten().tolist() == [1, 4, 5, 7]
+    assert answer["mean"].gather().flatten().tolist() == pytest.approx([means[k] for k in (1, 4, 5, 7)])
     assert sim.memory["asked"].flatten().tolist() == [0, 1, 0, 0, 1, 1, 0, 1]
 
 
@@ -91,7 +91,7 @@ def test_clients_that_do_not_answer_neither_reply_nor_remember() -> None:
     sim = simulation(absent=lambda job, t, names: np.array([name in "14" for name in names]))
     answer = sim("report", sim.everyone)
     assert answer.ids.tolist() == [0, 2, 3, 5, 6, 7]
-    assert answer.values["names"].flatten().tolist() == [0, 2, 3, 5, 6, 7]
+    assert answer["names"].gather().flatten().tolist() == [0, 2, 3, 5, 6, 7]
     assert sim.memory["asked"].flatten().tolist() == [1, 0, 1, 1, 0, 1, 1, 1]
 
 
@@ -102,8 +102,8 @@ def test_what_is_sent_to_each_reaches_that_client_beside_what_is_sent_to_all(chu
         "echo", np.array([1, 4, 5, 7]), each={"own": torch.tensor([[1], [4], [5], [7]])}, common=torch.tensor(10)
     )
     assert answer.ids.tolist() == [1, 5, 7]
-    assert answer.values["own"].flatten().tolist() == [1, 5, 7]
-    assert answer.values["both"].flatten().tolist() == [11, 15, 17]
+    assert answer["own"].gather().flatten().tolist() == [1, 5, 7]
+    assert answer["both"].gather().flatten().tolist() == [11, 15, 17]
 
 
 def test_an_answer_replaces_only_the_rows_of_those_who_answered() -> None:
@@ -130,7 +130,7 @@ def test_values_that_are_not_finite_name_the_client_and_are_not_kept() -> None:
 
 def test_a_reply_may_be_a_single_number_for_each_client() -> None:
     sim = simulation()
-    assert sim("count", np.array([0, 2])).values["n"].tolist() == [5, 23]
+    assert sim("count", np.array([0, 2]))["n"].gather().tolist() == [5, 23]
 
 
 def test_a_reply_must_have_one_row_for_each_client() -> None:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from fedsoft import plugins
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.spec import Part, RunSpec
 from fedsoft.store import RunFolder
 
@@ -108,13 +109,17 @@ class Comparison:
 
 def compare(
     base: RunSpec, algorithms: str, seeds: Sequence[int], out: Path, *, budget: Budget, jobs: int, device: str,
-    on_progress: Callable[[Progress], object],
+    on_progress: Callable[[Progress], object], workers: int | None = None, memory: int | str | None = None,
 ) -> Comparison | None:  # fmt: skip
     """Run everything that is not saved already; None when it was asked to stop (what is done is saved).
 
-    With a budget of work or bytes, every method may spend as much as the first one does with the same seed.
+    With a budget of work or bytes, every method may spend as much as the first one does with the same seed. The cores
+    and the memory are shared by as many processes as run at once; `workers` is for each of them, `memory` for all.
     """
+    check_workers(workers)
     wanted = entries(base, algorithms, seeds)
+    jobs = min(jobs, len(wanted))
+    share = {"device": device, "workers": workers or max(1, cores() // jobs), "memory": memory_size(memory) // jobs}
     first = wanted[0].label
     context = multiprocessing.get_context("spawn")  # torch does not like to be forked
     stop = context.Event()
@@ -122,7 +127,7 @@ def compare(
         _raises_interrupt(signal.SIGTERM),
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(stop, os.getpid())) as pool,
     ):
-        runner = _Runner(pool, stop, out, device, len(wanted), on_progress)
+        runner = _Runner(pool, stop, out, share, len(wanted), on_progress)
         heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
         done = runner.run(heads)
         if done is not None and budget != "rounds":
@@ -154,17 +159,17 @@ class _Runner:
     """Runs entries in other processes, and watches their logs for progress."""
 
     def __init__(
-        self, pool: ProcessPoolExecutor, stop: Event, out: Path, device: str, count: int,
+        self, pool: ProcessPoolExecutor, stop: Event, out: Path, share: dict[str, Any], count: int,
         on_progress: Callable[[Progress], object],
     ) -> None:  # fmt: skip
-        self.pool, self.stop, self.out, self.device = pool, stop, out, device
+        self.pool, self.stop, self.out, self.share = pool, stop, out, share
         self.count, self.on_progress = count, on_progress
         self.finished = 0
 
     def run(self, wanted: Sequence[Entry]) -> list[RunFolder] | None:
         paths = [self.out / entry.spec.id for entry in wanted]
         futures = {
-            i: self.pool.submit(_work, entry.spec.to_toml(), entry.spec.label, str(paths[i]), self.device)
+            i: self.pool.submit(_work, entry.spec.to_toml(), entry.spec.label, str(paths[i]), self.share)
             for i, entry in enumerate(wanted)
             if not (paths[i] / "scores.json").exists()
         }
@@ -230,12 +235,12 @@ def _prepare(stop: Event, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _work(toml: str, label: str, path: str, device: str) -> str:
-    """In another process: run one spec; how it ended, in a word or a sentence."""
+def _work(toml: str, label: str, path: str, share: dict[str, Any]) -> str:
+    """In another process: run one spec with its share of the machine; how it ended, in a word or a sentence."""
     from fedsoft.runs import Stage, execute
 
     try:
-        stage = Stage(device=device, told_to_stop=_told_to_stop, signals=False)
+        stage = Stage(**share, told_to_stop=_told_to_stop, signals=False)
         _, finished = execute(RunSpec.from_dict(tomllib.loads(toml), label), Path(path), stage)
     except FedsoftError as error:
         return str(error)

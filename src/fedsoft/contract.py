@@ -7,7 +7,7 @@ behind it (rows of a stack in this process, other processes, other machines). A 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -36,16 +36,45 @@ Ids = np.ndarray
 """Row numbers of clients, ascending."""
 
 
+class Rows(Protocol):
+    """One row for each client that answered. They stay where they are, in memory, on disk or elsewhere, until asked
+    for."""
+
+    def gather(self) -> Tensor:
+        """All rows, `[m, ...]`."""
+        ...
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """`weights[S, m] @ rows` in float64, `[S, ...]`: never all rows at one place, however many there are."""
+        ...
+
+
+class _Nobody:
+    """No rows, in a form that fits any other."""
+
+    def gather(self) -> Tensor:
+        return torch.empty(0)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return weights.new_zeros((len(weights), 1), dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Answer:
-    """The replies of those clients that answered, one row for each of `ids`."""
+    """The replies of those clients that answered, one row for each of `ids`. When nobody did, they have no names."""
 
     ids: Ids
-    values: Reply
+    values: Mapping[str, Rows]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def __getitem__(self, name: str) -> Rows:
+        return self.values[name] if len(self.ids) else _Nobody()
 
     def rows(self, name: str, like: Tensor) -> Tensor:
-        """The replies under `name`; when nobody answered, no rows in the form of those of `like`."""
-        return self.values[name] if len(self.ids) else like[:0]
+        """All replies under `name`; when nobody answered, no rows in the form of those of `like`."""
+        return self[name].gather() if len(self.ids) else like[:0]
 
     def update(self, name: str, old: Tensor) -> Tensor:
         """A copy of `old[N, ...]` with the rows of those who answered replaced."""

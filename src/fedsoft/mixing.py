@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Answer, Ask, Ids
+from fedsoft.contract import Answer, Ask, Ids, Rows
 from fedsoft.errors import InputError
 
 Participants = Annotated[int, Field(ge=1)] | Literal["all"]
@@ -88,16 +88,18 @@ def one_hot(choice: Tensor, count: int) -> Tensor:
     return torch.nn.functional.one_hot(choice.long(), count)
 
 
-def average(w: Tensor, weights: Tensor, old: Tensor) -> Tensor:
+def average(w: Tensor | Rows, weights: Tensor, old: Tensor) -> Tensor:
     """Centers as weighted means of client models: `w[m, P]` of those who answered, their `weights[S, m]`.
 
-    Divides by the weight of those who answered. A center without any keeps its `old[S, P]` value.
+    Divides by the weight of those who answered. A center without any keeps its `old[S, P]` value. Sums are taken in
+    float64. With `w = answer["w"]` they are taken where the models are: no more than the means is brought together.
     """
     total = weights.sum(1, keepdim=True)
-    mean = (weights / total.clamp(min=torch.finfo(torch.float64).tiny)).to(w.dtype) @ w
-    return torch.where(total > 0, mean, old)
+    shares = weights / total.clamp(min=torch.finfo(torch.float64).tiny)
+    mean = shares @ w.double() if isinstance(w, Tensor) else w.weighted(shares)
+    return torch.where(total > 0, mean.to(old.dtype), old)
 
 
 def mean_by_size(ask: Ask, answer: Answer, c: Tensor) -> Tensor:
     """FedAvg's rule: the one center `c[1, P]` becomes the mean of the models that came back, weighted by n_k."""
-    return average(answer.rows("w", like=c), ask.sizes[answer.ids].double()[None], old=c)
+    return average(answer["w"], ask.sizes[answer.ids].double()[None], old=c)

@@ -22,17 +22,21 @@ from fedsoft.federation import Federation
 from fedsoft.simulate import Simulation
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
-from fedsoft.training import Limit, Record, Run, closing_work, one_thread, play, prepare
+from fedsoft.tensorfile import in_blocks
+from fedsoft.threads import one_thread
+from fedsoft.training import Limit, Record, Run, closing_work, play, prepare
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
 
 @dataclass(frozen=True)
 class Stage:
-    """How a run is carried out: nothing here changes its draws."""
+    """How a run is carried out: nothing here changes its draws, and of it only the chunk touches its last bits."""
 
     device: str = "cpu"
     chunk: int | None = None
+    workers: int | None = None  # threads; one for each core unless told
+    memory: int | str | None = None  # for client memory and replies, such as 4G; half of what is available unless told
     on_round: Callable[[Record], object] | None = None
     told_to_stop: Callable[[], bool] = bool  # asked after every round, besides Ctrl-C and SIGTERM
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
@@ -53,6 +57,7 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Simulation]:
         plugins.build("models", spec.model.name, spec.model.settings),
         local=plugins.build("solvers", spec.local.name, spec.local.settings),
         seed=spec.seed, device=stage.device, dtype=spec.dtype, chunk=stage.chunk, drop=spec.dropout,
+        workers=stage.workers, memory=stage.memory,
     )  # fmt: skip
     return federation, simulation
 
@@ -111,21 +116,20 @@ def load(path: str | Path, *, device: str = "cpu") -> Run:
 
 def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch.Tensor], int]:
     """The last saved state, and after how many rounds it was saved."""
-    with torch.no_grad(), one_thread():
-        state = simulation.start()
     point = folder.checkpoint()
     if point is None:
         if len(folder.records()) > 1:  # the first round is always saved
             raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be taken up without it")
-        return state, 0
-    device = simulation.data.x.device
-    simulation.memory = {name: value.to(device) for name, value in point.memory.items()}
-    return {name: value.to(device) for name, value in point.state.items()}, point.rounds
+        with torch.no_grad(), one_thread():
+            return simulation.start(), 0
+    simulation.restore(in_blocks(point.memory))
+    return {name: value.to(simulation.data.x.device) for name, value in point.state.items()}, point.rounds
 
 
 def _carry(
     folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Simulation, stage: Stage
 ) -> tuple[RunFolder, bool]:
+    simulation.scratch = folder.path
     with folder.lock():
         state, done = _restore(folder, simulation)
         run = Run(federation, simulation, state, folder.cut(done))

@@ -1,22 +1,33 @@
-"""Clients as rows of stacked tensors in this process: the transport behind `ask` for one machine."""
+"""Clients as rows of stacked tensors in this process: the transport behind `ask` for one machine.
+
+Chunks of clients are worked on by several threads over the same memory. Which clients make a chunk does not depend on
+the number of threads, and what chunks leave behind is put together in their order, so the bits do not depend on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Answer, Ids, Memory, Reply, Site, State, is_job, rows_of
+from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, unknown
 from fedsoft.federation import Federation
 from fedsoft.local import Solver, Work
+from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
 from fedsoft.seeds import generator
+from fedsoft.tensorfile import Blocks
+from fedsoft.threads import in_order
+from fedsoft.vault import Budget, Vault
+
+R = TypeVar("R")
 
 CHUNK_BYTES = 16 * 2**20  # parameters, moments and points of a chunk should stay near the cache
 
@@ -33,6 +44,9 @@ class Cost:
     bytes_down: int = 0
     bytes_up: int = 0
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
 
 class Simulation:
     """All clients of a federation on one machine. Implements `Ask`.
@@ -44,12 +58,17 @@ class Simulation:
         chunk: how many clients are stacked together; chosen by size unless told. Does not change the draws.
         device, dtype: where and in what precision.
         absent: tells who does not answer, for studying dropouts.
+        workers: how many threads work on chunks at once; one for each core unless told. Does not change the bits.
+        memory: how much RAM client memory and replies may take, in bytes or as `500M`, `4G`, `2GiB`; half of what is
+            available unless told. The rest is kept in scratch files. Does not change the bits.
+        scratch: the folder for these; the system's unless told.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, chunk: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
-        absent: Absent | None = None,
+        absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
+        scratch: Path | None = None,
     ) -> None:  # fmt: skip
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
@@ -58,10 +77,13 @@ class Simulation:
         if chunk is not None and chunk < 1:
             raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
         self.chunk = _chunk(model, self.data) if chunk is None else chunk
+        check_workers(workers)
+        self.workers = workers or (cores() if device == "cpu" else 1)
+        self.budget, self.scratch = Budget(memory_size(memory)), scratch
         self.sizes = self.data.sizes
         self.t, self.last = 0, False
         self.cost = Cost()
-        self.memory: Memory = {}
+        self.memory = self._vault(len(federation))
 
     # --- what the algorithm may use -----------------------------------------------------------------------------------
 
@@ -88,37 +110,42 @@ class Simulation:
         if self.absent is not None and len(ids):
             present = ~self.absent(job, self.t, [self.names[k] for k in ids])
             ids, each = ids[present], {name: value[present] for name, value in each.items()}
-        run: Callable[..., tuple[Memory, Reply]] = getattr(self.algorithm, job)
-        replies: list[Reply] = []
-        for begin in range(0, len(ids), self.chunk):
-            part = ids[begin : begin + self.chunk]
-            site = self._site(self.data, part)
-            rows = torch.as_tensor(part, device=self.data.x.device)
-            sent = shared | {name: value[begin : begin + self.chunk] for name, value in each.items()}
-            given = {name: value[rows] for name, value in self.memory.items()}
-            mine, reply = run(site, given, sent)
-            changed = {name: value for name, value in mine.items() if value is not given.get(name)}
-            self._check(job, part, reply, "answered")
-            self._check(job, part, changed, "ended")
-            for name, value in changed.items():
-                if name not in self.memory:
-                    raise InputError(
-                        f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}"
-                    )
-                self.memory[name].index_copy_(0, rows, value)
-            self.cost.gradients += int(site.work.gradients.sum())
-            self.cost.evaluations += int(site.work.evaluations.sum())
-            self.cost.bytes_up += _bytes(reply)
-            replies.append(reply)
-        return Answer(ids, {name: torch.cat([r[name] for r in replies]) for name in (replies[0] if replies else {})})
+        replies = self._vault(len(ids))
+
+        def work(rows: np.ndarray) -> Cost:
+            sent = shared | {name: value[rows] for name, value in each.items()}
+            cost, reply = self._do(job, ids[rows], sent)
+            replies.put(rows, reply)
+            return cost
+
+        self.cost = sum(self._chunks(len(ids), work), self.cost)
+        return Answer(ids, {name: replies.column(name) for name in replies})
+
+    def _do(self, job: str, ids: Ids, sent: Reply) -> tuple[Cost, Reply]:
+        """A job of one chunk of clients. What they change of their memory is kept."""
+        site, given = self._site(self.data, ids), self.memory.take(ids)
+        mine, reply = getattr(self.algorithm, job)(site, given, sent)
+        changed = {name: value for name, value in mine.items() if value is not given.get(name)}
+        self._check(job, ids, reply, "answered")
+        self._check(job, ids, changed, "ended")
+        for name in changed.keys() - given.keys():
+            raise InputError(f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}")
+        self.memory.put(ids, changed)
+        gradients, evaluations = int(site.work.gradients.sum()), int(site.work.evaluations.sum())
+        return Cost(gradients, evaluations, bytes_up=_bytes(reply)), reply
 
     # --- what the run loop uses ---------------------------------------------------------------------------------------
 
     def start(self) -> State:
         """Enrol everybody; the server's first state."""
-        enrolled = [self.algorithm.enrol(self._site(self.data, part)) for part in _chunks(self.everyone, self.chunk)]
-        self.memory = {name: torch.cat([mine[name] for mine in enrolled]) for name in enrolled[0]}
+        memory = self.memory = self._vault(len(self.names))
+        self._chunks(len(self.names), lambda ids: memory.put(ids, self.algorithm.enrol(self._site(self.data, ids))))
         return self.algorithm.init(self._site(self.data, self.everyone[:0]), len(self.names))
+
+    def restore(self, memory: Blocks) -> None:
+        """Give everybody the memory that was saved, in place of `start`."""
+        self.memory = self._vault(len(self.names))
+        self.memory.fill(memory)
 
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; what it cost stands in `cost`."""
@@ -127,23 +154,34 @@ class Simulation:
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
         """The metric of each client's personal predictions on its points in `data`, NaN where it has none, `[N]`."""
-        data, scores = data.to(self.data.x.device, self.dtype), []
-        for part in _chunks(self.everyone, self.chunk):
-            site = self._site(data, part)
-            rows = torch.as_tensor(part, device=data.x.device)
-            mine = {name: value[rows] for name, value in self.memory.items()}
-            prediction = self.algorithm.predict(site, mine, rows_of(state, rows))
+        data = data.to(self.data.x.device, self.dtype)
+
+        def work(ids: Ids) -> Tensor:
+            site = self._site(data, ids)
+            prediction = self._predict(site, ids, state)
             points = self.model.metric.per_point(prediction[None], data.y[site.data.points][None])[0]
-            scores.append(site.data.mean_by_client(points.double()))
-        return torch.cat(scores)
+            return site.data.mean_by_client(points.double())
+
+        return torch.cat(self._chunks(len(self.names), work))
 
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
         """What client k predicts for inputs `x[points, ...]`."""
         y = self.data.y.new_zeros((len(x), *self.data.y.shape[1:]))
-        site = replace(self._site(self.data, np.array([k])), data=ClientData.concat([(x, y)]))
-        row = torch.tensor([k], device=self.data.x.device)
-        mine = {name: value[row] for name, value in self.memory.items()}
-        return self.algorithm.predict(site, mine, rows_of(state, row))
+        ids = np.array([k])
+        return self._predict(replace(self._site(self.data, ids), data=ClientData.concat([(x, y)])), ids, state)
+
+    def _predict(self, site: Site, ids: Ids, state: State) -> Tensor:
+        rows = torch.as_tensor(ids, device=self.data.x.device)
+        return self.algorithm.predict(site, self.memory.take(ids), rows_of(state, rows))
+
+    def _chunks(self, count: int, work: Callable[[np.ndarray], R]) -> list[R]:
+        """What the work on the rows of each chunk gives, in order."""
+        return in_order(
+            work, np.split(np.arange(count), range(self.chunk, count, self.chunk)) if count else [], self.workers
+        )
+
+    def _vault(self, count: int) -> Vault:
+        return Vault(count, self.budget, folder=self.scratch, device=self.data.x.device)
 
     def _site(self, data: ClientData, ids: Ids) -> Site:
         names = [self.names[k] for k in ids]
@@ -177,16 +215,14 @@ def dropout(probability: float, seed: int) -> Absent | None:
     return absent
 
 
-def _chunks(ids: Ids, size: int) -> list[Ids]:
-    return [ids[i : i + size] for i in range(0, len(ids), size)]
-
-
 def _bytes(values: dict[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in values.values())
 
 
 def _chunk(model: Model, data: ClientData) -> int:
     """As many clients as keep the working set (w, gradient, moments, buffer; the points, twice) near the cache."""
+    if model.alone:
+        return 1
     point = data.x[0].numel() + data.y[0].numel() + 1
     per_client = 4 * 5 * model.size + 2 * data.x.element_size() * point * float(data.sizes.double().mean())
     return max(1, int(CHUNK_BYTES / per_client))

@@ -8,7 +8,10 @@
     figure.png           written at the end
 
 Whole files are written beside their place, synced and renamed over it. `rounds.jsonl` grows by lines, which are synced
-before the state that belongs to them; lines beyond the saved state are dropped when a run is taken up again.
+before the state that belongs to them; lines beyond the saved state are dropped when a run is taken up again. What a
+process left behind that was killed while it wrote is removed when the next one takes the run's lock.
+
+The state is written and read a few rows at a time: clients may remember more than the machine has memory.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedsoft.errors import InputError, StoreError
 from fedsoft.spec import RunSpec
@@ -36,9 +40,16 @@ from fedsoft.spec import RunSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedsoft.tensorfile import Form
+
 FORMAT = "fedsoft-run-1"
 RECORDED = {"round", "last", "gradients", "bytes_down", "bytes_up", "seconds"}  # in every record of the log
 SCORED = {"metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle"}
+
+
+LEFTOVERS = (".state.*", ".rounds.*", ".scores.*", ".memory-*")  # of files that are written under the lock
+NEW = ".new-"  # begins the name of a folder in the making, which takes milliseconds
+ABANDONED = 3600.0  # seconds after which nobody is at work on one any more
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,8 @@ class Checkpoint:
     """The whole state of a run after `rounds` rounds."""
 
     rounds: int
-    state: dict[str, Tensor]
-    memory: dict[str, Tensor]
+    state: Mapping[str, Tensor]
+    memory: Mapping[str, Tensor]  # see `tensorfile.in_blocks` for a few rows at a time
 
 
 @dataclass(frozen=True)
@@ -126,30 +137,31 @@ class RunFolder:
         return scores
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last saved state, checked; None before the first."""
-        from safetensors import SafetensorError, safe_open
+        """The last saved state, checked; None before the first. What clients remember is read when it is asked for."""
+        from fedsoft.tensorfile import Saved, as_bytes, opened
 
         path = self.path / "state.safetensors"
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                notes = json.loads((file.metadata() or {})["fedsoft"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-            rounds, digest, of = int(notes["round"]), str(notes["digest"]), str(notes["hash"])
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            text, file = opened(path)
+            notes = json.loads(text)
+            rounds, of = int(notes["round"]), str(notes["hash"])
+            digest = hashlib.blake2b(digest_size=16)
+            for name, (_, form) in sorted(file.places.items()):
+                digest.update(_title(name, form))
+                for _, block in file.blocks(name):
+                    digest.update(as_bytes(block))
+            intact = digest.hexdigest() == notes["digest"]
+        except (OSError, KeyError, ValueError, TypeError) as error:
             raise StoreError(
                 f"'{path}' is damaged ({type(error).__name__}): the run cannot be taken up from it"
             ) from None
         if of != self.info.get("hash"):
             raise StoreError(f"'{path}' belongs to another run (hash {of})")
-        if digest != _digest(tensors):
+        if not intact:
             raise StoreError(f"'{path}' is damaged (its checksum is wrong): the run cannot be taken up from it")
-        parts: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
-        for key, tensor in tensors.items():
-            where, _, name = key.partition("/")
-            parts.setdefault(where, {})[name] = tensor
-        return Checkpoint(rounds, parts["state"], parts["memory"])
+        return Checkpoint(rounds, dict(Saved(file, "state/")), Saved(file, "memory/"))
 
     def _json(self, name: str, otherwise: str) -> dict[str, Any]:
         path = self.path / name
@@ -170,7 +182,7 @@ class RunFolder:
         """A new folder for a run. It appears whole or not at all."""
         with _said(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+            made = Path(tempfile.mkdtemp(prefix=NEW, dir=path.parent))
             try:
                 info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, "data": fingerprint, **environment()}
                 for name, text in (("spec.toml", spec.to_toml()), ("run.json", json.dumps(info, indent=1) + "\n")):
@@ -192,21 +204,26 @@ class RunFolder:
 
     def save(self, point: Checkpoint) -> None:
         """Replace the saved state. The log up to here is on disk before it."""
-        from safetensors.torch import save
+        from fedsoft.tensorfile import TensorFile, arranged, as_bytes, in_blocks, write_at
 
-        tensors: dict[str, Tensor] = {}
-        for where, values in (("state", point.state), ("memory", point.memory)):
-            for name, value in values.items():
-                shared = any(value.data_ptr() == other.data_ptr() for other in tensors.values())
-                plain = value.detach().cpu().contiguous()  # the format stores no two views of the same memory
-                tensors[f"{where}/{name}"] = plain.clone() if shared else plain
-        notes = {"round": point.rounds, "hash": self.info["hash"], "digest": _digest(tensors)}
+        parts = {"state": in_blocks(point.state), "memory": in_blocks(point.memory)}
+        forms = {f"{where}/{name}": form for where, part in parts.items() for name, form in part.forms.items()}
+        notes = {"round": point.rounds, "hash": self.info["hash"], "digest": "0" * 32}
         with _said(self.path):
             if (self.path / "rounds.jsonl").exists():
                 _sync(self.path / "rounds.jsonl")
-        self.write(
-            "state.safetensors", save(tensors, metadata={"fedsoft": json.dumps(notes)})
-        )  # one key: the same bytes
+        with self._replacing("state.safetensors") as file:
+            _, places = arranged(forms, json.dumps(notes))
+            target, digest = TensorFile(file.fileno(), places), hashlib.blake2b(digest_size=16)
+            for key in sorted(forms):
+                where, _, name = key.partition("/")
+                digest.update(_title(key, forms[key]))
+                for begin, rows in parts[where].blocks(name):
+                    target.write(key, begin, rows)
+                    digest.update(as_bytes(rows))
+            # The header comes first in the file and holds the checksum, whose length is known before it is.
+            header, _ = arranged(forms, json.dumps(notes | {"digest": digest.hexdigest()}))
+            write_at(file.fileno(), header, 0)
 
     def records_until(self, rounds: int) -> list[dict[str, Any]]:
         """The log up to a saved state; complains when it is shorter than that."""
@@ -227,11 +244,17 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that it is there whole, new or old, whatever happens."""
+        with self._replacing(name) as file:
+            file.write(content)
+
+    @contextlib.contextmanager
+    def _replacing(self, name: str) -> Iterator[IO[bytes]]:
+        """A file to write to that takes its place when it is done."""
         with _said(self.path):
             handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.path)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(content)
+                    yield file
                     file.flush()
                     os.fsync(file.fileno())
                 Path(temporary).chmod(0o644)
@@ -253,7 +276,19 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(f"run '{self.name}' is being worked on by another process") from None
+            with _said(self.path):
+                self._sweep()
             yield
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left behind: here nobody else writes now, beside it somebody may."""
+        for pattern in LEFTOVERS:
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+        for path in self.path.parent.glob(f"{NEW}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_folder(path: Path, files: dict[str, bytes]) -> None:
@@ -303,13 +338,9 @@ def find_run(root: Path, name: str) -> RunFolder:
     raise InputError(f"there is no run '{name}' in '{root}': {there}")
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
+def _title(name: str, form: Form) -> bytes:
+    """What the checksum says before the numbers of a tensor."""
+    return f"{name} {form.dtype} {list(form.shape)}".encode()
 
 
 def _sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import operator
 import time
@@ -26,6 +25,7 @@ from fedsoft.scores import CenterView, Scores, score
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation, dropout
 from fedsoft.solvers.adam import Adam
+from fedsoft.threads import one_thread
 
 Record = dict[str, Any]
 """What is logged about one round."""
@@ -78,7 +78,7 @@ class Run:
             raise InputError(
                 f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)"
             )
-        return self.model.layout.unflatten(self.simulation.memory["w"][k].clone())
+        return self.model.layout.unflatten(self.simulation.memory.take(np.array([k]), ["w"])["w"][0])
 
     def predict(self, x: Any, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Tensor:
         """Predict for inputs `x[points, ...]` with a center or with a client's personal model."""
@@ -118,17 +118,6 @@ class Run:
         )
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums over threads round differently for each number of threads: one thread gives the same bits everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def as_model(model: Any, federation: Federation) -> Model:
     """Make the model for the data and try it on a few points."""
     if isinstance(model, nn.Module) or (isinstance(model, type) and issubclass(model, nn.Module)):
@@ -148,7 +137,7 @@ def as_model(model: Any, federation: Federation) -> Model:
 def prepare(
     algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
-    drop: float = 0.0, backend: str = "auto",
+    drop: float = 0.0, backend: str = "auto", workers: int | None = None, memory: int | str | None = None,
 ) -> Simulation:  # fmt: skip
     """Everything in place for the first round."""
     if dtype not in DTYPES:
@@ -159,6 +148,7 @@ def prepare(
     return Simulation(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
+        workers=workers, memory=memory,
     )  # fmt: skip
 
 
@@ -268,6 +258,8 @@ def fit(
     backend: str = "auto",
     dropout: float = 0.0,
     score_every: int = 1,
+    workers: int | None = None,
+    memory: int | str | None = None,
     on_round: Callable[[Record], object] | None = None,
 ) -> Run:
     """Train, and return the run.
@@ -286,6 +278,9 @@ def fit(
             `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         dropout: the probability that a client does not answer a job.
         score_every: score the centers on the test sets after every so many rounds only: it may cost more than training.
+        workers: how many threads train clients at once; one for each core unless told. Results do not depend on it.
+        memory: how much RAM the clients' memory and replies may take, such as "4G"; half of what is available unless
+            told. What does not fit is kept on disk. Results do not depend on it.
         on_round: called with the record of every round.
     """
     for name, value, least in (("rounds", rounds, 0), ("score_every", score_every, 1)):
@@ -300,6 +295,7 @@ def fit(
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
         backend=backend,
+        workers=workers, memory=memory,
     )  # fmt: skip
     with torch.no_grad(), one_thread():
         state = simulation.start()

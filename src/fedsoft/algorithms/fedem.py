@@ -79,11 +79,10 @@ class FedEM:
         """Clients do both steps of EM; the server averages center by center."""
         c, s2, ids = state["centers"], state["s2"], participants(ask, self.K)
         answer = ask("train", ids, centers=c, s2=s2)
-        n = ask.sizes.to(c.device, torch.float64)
-        own = n[answer.ids]
-        c = c + torch.einsum("k,ksp->sp", (own / n.sum()).to(c.dtype), answer.rows("w", like=c[None]) - c)
-        if "residual" in answer.values:  # positive, so that it is told from the 0 of the start
-            s2 = (own @ answer.values["residual"].double() / own.sum()).to(c.dtype).clamp(min=_tiny(c))
+        own = (ask.sizes.double() / ask.sizes.sum())[None, answer.ids]
+        c = ((1 - own.sum()) * c.double() + answer["w"].weighted(own)[0]).to(c.dtype)
+        if "residual" in answer:  # positive, so that it is told from the 0 of the start
+            s2 = (answer["residual"].weighted(own)[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
         u = answer.update("pi", state["u"])
         return {"centers": c, "u": u, "s2": s2}, {"selected": len(ids), "answered": len(answer.ids)}
 

@@ -85,7 +85,7 @@ class FedGroup:
         placed = ids[(s_k[ids] >= 0).cpu().numpy()]
         answer = ask("train", placed, each={"center": c[s_k[placed]]})
         weights = one_hot(s_k[answer.ids], self.S).T * ask.sizes[answer.ids].double().to(c.device)
-        c = average(answer.rows("w", like=c), weights, old=c)
+        c = average(answer["w"], weights, old=c)
         notes = {"selected": len(ids), "answered": len(answer.ids), "joined": len(met.ids)}
         return state | {"centers": c, "u": one_hot_or_even(s_k, c), "s_k": s_k}, notes
 

@@ -92,7 +92,7 @@ class FedSoft:
         sel = v if self.K == "all" else select(v, self.K, ask.generators("select"), replacement=self.replacement)
         union = ids_of(sel.sum(0))
         answer = ask("train", union, centers=c)
-        c = average(answer.rows("w", like=c), sel[:, answer.ids], old=c)
+        c = average(answer["w"], sel[:, answer.ids], old=c)
         return {"centers": c, "u": u}, {"selected": len(union), "answered": len(answer.ids)}
 
     @job

@@ -74,7 +74,7 @@ class FeSEM:
         w = answer.rows("w", like=c)
         chosen = self._cluster(w, ask, answer.ids) if begin else _distances(w, c).argmin(1)
         members = one_hot(chosen, self.S)
-        c = average(w, members.T.double(), old=c)
+        c = average(answer["w"], members.T.double(), old=c)
         rows = torch.as_tensor(answer.ids, device=c.device)
         state = {"centers": c, "u": state["u"].index_copy(0, rows, members.to(c.dtype)),
                  "s_k": s.index_copy(0, rows, chosen)}  # fmt: skip

@@ -89,19 +89,19 @@ class FLHC:
         ids = ask.everyone if warm and t >= self.warm else participants(ask, self.K)
         answer = ask("train", ids, each={"start": own_models(c, common, s_k[ids])})
         answered = torch.as_tensor(answer.ids, device=c.device)
-        w, s, n = answer.rows("w", like=c), s_k[answered], ask.sizes[answer.ids].double().to(c.device)
+        s, n = s_k[answered], ask.sizes[answer.ids].double().to(c.device)
         notes = {"selected": len(ids), "answered": len(answered)}
         if warm and (t < self.warm or not len(answered)):
-            c = average(w, n[None], old=c)
+            c = average(answer["w"], n[None], old=c)
             return state | {"centers": c, "common": c.clone()}, notes
 
-        delta = w - own_models(c, common, s)
+        delta = answer.rows("w", like=c) - own_models(c, common, s)
         if warm:
             s = self.clusters(delta)
             c = common.expand(int(s.max()) + 1, -1)
             deltas = average(delta, one_hot(s, len(c)).T.double(), old=c)
         member = one_hot(s.clamp(min=0), len(c)) * (s >= 0)[:, None]  # those that join now trained another model
-        c = average(w, member.T * n, old=c)
+        c = average(answer["w"], member.T * n, old=c)
         s_k = s_k.index_copy(0, answered, torch.where(s < 0, self.distances(delta, deltas).argmin(1), s))
         u = torch.where(s_k[:, None] < 0, 1 / len(c), one_hot(s_k.clamp(min=0), len(c)).to(c.dtype))
         return {"centers": c, "u": u, "common": common, "deltas": deltas, "s_k": s_k}, notes

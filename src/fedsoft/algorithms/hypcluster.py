@@ -85,7 +85,7 @@ class HypCluster:
             n = ask.sizes[answer.ids].to(c.device, torch.float64)
             weights = answer.rows("u", like=state["u"]).T * n
             joined = weights.sum(1, keepdim=True) > 0
-            change = average(answer.rows("w", like=c), weights, old=c) - c
+            change = average(answer["w"], weights, old=c) - c
             m = torch.where(joined, self.server_momentum * m + change, m)
             c = torch.where(joined, c + self.server_lr * m, c)
         state = state | {"centers": c, "u": answer.update("u", state["u"]), "momentum": m}
@@ -101,15 +101,15 @@ class HypCluster:
         chances[0, models.ids] = 1
         picked = torch.nonzero(select(chances, 1, ask.generators("first"), replacement=False)[0]).flatten().tolist()
         while True:
-            rows = np.searchsorted(models.ids, picked)
-            c = torch.cat([models.values["w"][rows], c[len(picked) :]])
+            rows = one_hot(torch.from_numpy(np.searchsorted(models.ids, picked)), len(models.ids))
+            c = torch.cat([models["w"].weighted(rows).to(c), c[len(picked) :]])
             judged = ask("judge", models.ids, centers=c[: len(picked)])
             if not len(judged.ids):
                 return before, judged  # tried again in the next round
             free = ~np.isin(judged.ids, picked)
             if len(picked) == self.S or not free.any():
                 return c, judged
-            loss = judged.values["loss"].cpu().numpy()
+            loss = judged["loss"].gather().cpu().numpy()
             picked.append(int(judged.ids[np.where(free, loss, -np.inf).argmax()]))
 
     @job

@@ -72,9 +72,9 @@ class IFCA:
         chosen = one_hot(answer.rows("s", like=c.long()[:, 0]), self.S)
         u = state["u"].index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
         if self.average == "model":
-            c = average(answer.rows("w", like=c), chosen.T.double(), old=c)
+            c = average(answer["w"], chosen.T.double(), old=c)
         else:
-            c = c - self.lr * average(answer.rows("gradient", like=c), chosen.T.double(), old=torch.zeros_like(c))
+            c = c - self.lr * average(answer["gradient"], chosen.T.double(), old=torch.zeros_like(c))
         return {"centers": c, "u": u}, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job

@@ -42,6 +42,17 @@ def run_names(incomplete: str) -> list[str]:
 OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="How many cores to use; all unless told. Results do not depend on it.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="RAM for what clients keep and answer, such as 4G; the rest goes to disk. Half of free RAM unless told.",
+    ),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from fedsoft.cli.common import (
     DeviceOption,
     JsonOption,
+    MemoryOption,
     OutOption,
     RoundsOption,
     SetOption,
@@ -24,6 +24,7 @@ from fedsoft.cli.common import (
     print_json,
 )
 from fedsoft.errors import InputError, unknown
+from fedsoft.machine import cores
 
 
 @app.command(epilog="Example:  fedsoft compare synthetic-10-90 -a fedsoft,ifca,fedem --seeds 0..4 --budget work")
@@ -39,6 +40,10 @@ def compare(
     set_: SetOption = None,
     rounds: RoundsOption = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Cores for each process; an even share unless told.")
+    ] = None,
+    memory: MemoryOption = None,
     device: DeviceOption = "cpu",
     out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
@@ -62,8 +67,10 @@ def compare(
             parse_seeds(seeds),
             out_dir,
             budget=budget,
-            jobs=jobs or os.cpu_count() or 1,
+            jobs=jobs or cores(),
             device=device,
+            workers=workers,
+            memory=memory,
             on_progress=progress.update,
         )
     if found is None:

@@ -10,11 +10,13 @@ import typer
 from fedsoft.cli.common import (
     DeviceOption,
     JsonOption,
+    MemoryOption,
     OutOption,
     RoundsOption,
     RunArgument,
     SetOption,
     SourceArgument,
+    WorkersOption,
     app,
     changes,
     err,
@@ -36,6 +38,8 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
     rounds: RoundsOption = None,
+    workers: WorkersOption = None,
+    memory: MemoryOption = None,
     device: DeviceOption = "cpu",
     out_dir: OutOption = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
@@ -50,19 +54,22 @@ def run(
     base = specs.read(source, changes(set_, rounds))
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     wanted = [base.with_seed(number) for number in chosen]
-    folders = [_carry_out(spec, place(spec, out_dir, again=again), device) for spec in wanted]
+    share = {"device": device, "workers": workers, "memory": memory}
+    folders = [_carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
     _show(folders, json_)
 
 
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
 def resume(
-    name: RunArgument, device: DeviceOption = "cpu", out_dir: OutOption = Path("runs"), json_: JsonOption = False
-) -> None:
+    name: RunArgument, workers: WorkersOption = None, memory: MemoryOption = None, device: DeviceOption = "cpu",
+    out_dir: OutOption = Path("runs"), json_: JsonOption = False,
+) -> None:  # fmt: skip
     """Take up a run that was stopped. It ends in the same bits as if it had not been."""
     from fedsoft.store import find_run
 
     folder = find_run(out_dir, name)
-    _show([_carry_out(folder.spec(), folder.path, device)], json_)
+    share = {"device": device, "workers": workers, "memory": memory}
+    _show([_carry_out(folder.spec(), folder.path, share)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -88,26 +95,26 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
 
 
-def _carry_out(spec: RunSpec, path: Path, device: str) -> RunFolder:
-    """Run or resume one run under a progress bar, then draw its figure."""
+def _carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
+    """Run or resume one run under a progress bar, with a share of the machine, then draw its figure."""
     from fedsoft.progress import Progress
     from fedsoft.reports.figures import convergence
     from fedsoft.runs import Stage, carry_on, execute
     from fedsoft.store import RunFolder
     from fedsoft.training import check_device
 
-    check_device(device)
+    check_device(share["device"])
     done = 0
     if path.exists():
         known = RunFolder.open(path)
         done = len(known.records())
         if known.scores() is not None:
-            carry_on(known, Stage(device=device))  # complains when the data is not that of the run
+            carry_on(known, Stage(**share))  # complains when the data is not that of the run
             err.print(f"{path.name} was finished before: shown as saved (--again runs it anew)", markup=False)
             return known
         err.print(f"taking up {path.name} after round {done}", markup=False)
     with Progress(err, spec, done) as progress:
-        folder, finished = execute(spec, path, Stage(device=device, on_round=progress.update))
+        folder, finished = execute(spec, path, Stage(**share, on_round=progress.update))
     if not finished:
         count = len(folder.records())
         err.print(f"stopped and saved after round {count} of {spec.rounds}: go on with", markup=False)

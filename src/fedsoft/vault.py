@@ -1,0 +1,180 @@
+"""What many clients keep or have answered, one row each: in memory as far as there is room, else in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.errors import InputError, StoreError
+from fedsoft.tensorfile import Blocks, Form, TensorFile, side_by_side
+
+
+class Budget:
+    """How many bytes of memory vaults may take together. What one took is free again when it is gone."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self.lock = threading.RLock()  # a vault may go while another one asks, on the same thread
+
+    def grant(self, size: int, to: object) -> bool:
+        """Whether there is room for so much more."""
+        with self.lock:
+            if size > self.left:
+                return False
+            self.left -= size
+        weakref.finalize(to, self._return, size).atexit = False
+        return True
+
+    def _return(self, size: int) -> None:
+        with self.lock:
+            self.left += size
+
+
+class Vault(Mapping[str, Tensor]):
+    """Named tensors with one row for each of `count` clients. Several threads may use it, each for rows of its own.
+
+    Short entries are kept in memory first. Those for which the budget has no room are kept in a scratch file, which has
+    no name and so is gone when the vault or the process is. As a mapping it gives whole tensors.
+
+    Arguments:
+        count: how many rows there will be.
+        budget: the room in memory.
+        folder: where a scratch file may be; the system's folder for such files unless told.
+        device: where rows are handed out, and kept when they are in memory.
+    """
+
+    def __init__(
+        self, count: int, budget: Budget, *, folder: Path | None = None, device: str | torch.device = "cpu"
+    ) -> None:
+        self.count, self.budget, self.folder, self.device = count, budget, folder, device
+        self.forms: dict[str, Form] = {}
+        self.held: dict[str, Tensor] = {}
+        self.scratch: TensorFile | None = None
+        self.lock = threading.Lock()
+        self.ready = False
+
+    def put(self, rows: np.ndarray, values: Mapping[str, Tensor]) -> None:
+        """Set the rows of some clients. The very first ones tell which entries there are."""
+        self._lay_out({name: Form(v.dtype, (self.count, *v.shape[1:])) for name, v in values.items()})
+        for name, value in values.items():
+            form = self.forms.get(name)
+            if form is None or (form.dtype, form.shape[1:]) != (value.dtype, tuple(value.shape[1:])):
+                raise InputError(
+                    f"'{name}' of some clients is {list(value.shape[1:])} of {value.dtype}, of others it is not there "
+                    "or another: should be the same for all"
+                )
+            if name in self.held:
+                self.held[name].index_copy_(0, torch.as_tensor(rows, device=self.device), value.to(self.device))
+            elif self.scratch is not None:
+                with self._said():
+                    for begin, end in _runs(rows):
+                        self.scratch.write(name, int(rows[begin]), value[begin:end])
+
+    def fill(self, source: Blocks) -> None:
+        """Set all rows, a few at a time."""
+        self._lay_out(dict(source.forms))
+        for name in source.forms:
+            for begin, rows in source.blocks(name):
+                self.put(np.arange(begin, begin + len(rows)), {name: rows})
+
+    def take(self, rows: np.ndarray, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """The rows of some clients, as copies."""
+        return {name: self._rows(name, rows) for name in (self if names is None else names)}
+
+    def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """All rows of an entry in their order, a few at a time, with the number of the first."""
+        for begin, end in self.forms[name].spans():
+            yield begin, self.held[name][begin:end] if name in self.held else self._rows(name, np.arange(begin, end))
+
+    def column(self, name: str) -> Column:
+        """One entry, as an answer holds it."""
+        return Column(self, name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.held[name] if name in self.held else self._rows(name, np.arange(self.forms[name].rows))
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self.put(np.arange(self.count), {name: value})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def _lay_out(self, forms: dict[str, Form]) -> None:
+        """Find a place for every entry, unless that has been done."""
+        with self.lock:
+            if not self.ready:
+                self._find_room(forms)
+                self.forms, self.ready = forms, True
+
+    def _find_room(self, forms: dict[str, Form]) -> None:
+        away = {}
+        for name in sorted(forms, key=lambda name: (forms[name].bytes, name)):
+            if self.budget.grant(forms[name].bytes, self):
+                self.held[name] = torch.empty(forms[name].shape, dtype=forms[name].dtype, device=self.device)
+            else:
+                away[name] = forms[name]
+        if away:
+            with self._said():
+                file = tempfile.TemporaryFile(prefix=".memory-", dir=self.folder, buffering=0)  # noqa: SIM115
+            weakref.finalize(self, file.close)
+            self.scratch = TensorFile(file.fileno(), side_by_side(away))
+
+    def _rows(self, name: str, rows: np.ndarray) -> Tensor:
+        if name in self.held or self.scratch is None:
+            return self.held[name][torch.as_tensor(rows, device=self.device)]
+        form = self.forms[name]
+        found = torch.empty((len(rows), *form.shape[1:]), dtype=form.dtype)
+        for begin, end in _runs(rows):
+            self.scratch.read(name, int(rows[begin]), found[begin:end])
+        return found.to(self.device)
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir()
+            raise StoreError(
+                f"cannot keep client memory in '{where}': {error.strerror or error} (free some space there, or allow "
+                "more memory with --memory)"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One entry of a vault: the replies of all clients under one name. See `contract.Rows`."""
+
+    vault: Vault
+    name: str
+
+    def gather(self) -> Tensor:
+        """All rows."""
+        return self.vault[self.name]
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """`weights[S, m] @ rows[m, ...]` in float64, block by block, in the order of the rows."""
+        weights = weights.to(self.vault.device, torch.float64)
+        shape = self.vault.forms[self.name].shape[1:]
+        total = weights.new_zeros((len(weights), size := math.prod(shape)))
+        for begin, block in self.vault.blocks(self.name):
+            total.addmm_(weights[:, begin : begin + len(block)], block.double().view(len(block), size))
+        return total.view(len(weights), *shape)
+
+
+def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Where neighbours follow each other in `rows`: begin and end of each such piece."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True)) if len(rows) else []
