@@ -224,9 +224,8 @@ def test_a_log_shorter_than_the_saved_state_is_refused(tmp_path: Path) -> None:
     wait_for_rounds(path, 8, process)
     process.kill()
     process.communicate()
-    log = path / "rounds.jsonl"
-    log.write_bytes(b"".join(line + b"\n" for line in log.read_bytes().split(b"\n")[:2]))
-    with pytest.raises(StoreError, match="holds 2 rounds, but"):
+    (path / "rounds.jsonl").write_bytes(b"")  # how many rounds were saved depends on the speed, but the first always is
+    with pytest.raises(StoreError, match="holds 0 rounds, but"):
         execute(small(), path, QUICK)
 
 
