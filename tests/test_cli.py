@@ -85,6 +85,18 @@ def test_json_is_json_and_nothing_else(run: Any) -> None:
     assert [row["run"] for row in json.loads(run("ls", "--json")[1])] == [r["run"] for r in found]
 
 
+def test_workers_and_memory_do_not_change_what_is_saved(run: Any, tmp_path: Path) -> None:
+    code, one, err = run("run", "synthetic-10-90", *FAST, "--json", "--out", "one", "--workers", "1")
+    assert code == 0, err
+    code, two, err = run(
+        "run", "synthetic-10-90", *FAST, "--json", "--out", "two", "--workers", "3", "--memory", "0.1k"
+    )
+    assert code == 0, err
+    assert json.loads(one)["runs"][0]["scores"] == json.loads(two)["runs"][0]["scores"]
+    states = [next((tmp_path / name).rglob("state.safetensors")).read_bytes() for name in ("one", "two")]
+    assert states[0] == states[1]
+
+
 def test_several_seeds_end_in_means_and_deviations(run: Any) -> None:
     _, out, _ = run("run", "synthetic-10-90", *FAST, "--seeds", "0,2")
     assert "over 2 seeds: mean ± deviation" in out
@@ -138,6 +150,10 @@ def test_list(run: Any, kind: str) -> None:
         (["run", "synthetic-10-90", "--rounds", "-1"], "rounds = -1"),
         (["run", "synthetic-10-90", "--device", "tpu"], "'tpu' is not available"),
         (["run", "synthetic-10-90", "--set", "local.lr=1e30"], "diverged"),
+        (["run", "synthetic-10-90", "--workers", "0"], "workers = 0"),
+        (["run", "synthetic-10-90", "--memory", "lots"], "memory = 'lots' is not allowed: should be a size"),
+        (["compare", "synthetic-10-90", "-a", "fedavg", "--memory", "lots"], "memory = 'lots'"),
+        (["compare", "synthetic-10-90", "-a", "fedavg", "--workers", "-1"], "workers = -1"),
         (["show", "nothing"], "there is no run 'nothing'"),
         (["resume", "nothing"], "there is no run 'nothing'"),
         (["show", "/"], "not the folder of a fedsoft run"),

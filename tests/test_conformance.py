@@ -125,6 +125,17 @@ def test_the_chunk_does_not_matter(name: str, chunk: int) -> None:
 
 
 @every
+@pytest.mark.parametrize("other", [{"workers": 3}, {"memory": 0}, {"memory": 600, "workers": 2}], ids=str)
+def test_neither_workers_nor_memory_change_a_bit(name: str, other: dict[str, Any]) -> None:
+    """More threads than cores; clients and replies in files, all of them or the longer ones."""
+    one = outcome(fitted(name, chunk=2, dropout=0.2, workers=1, memory="1G"))
+    two = outcome(fitted(name, chunk=2, dropout=0.2, **other))
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert torch.equal(value, two[key]), key
+
+
+@every
 def test_the_order_of_clients_does_not_matter(name: str) -> None:
     names, order = [f"client {k}" for k in range(9)], [4, 8, 0, 2, 7, 1, 3, 6, 5]
     pairs = clients()
@@ -264,6 +275,22 @@ def test_an_mlp_with_adam_agrees_over_chunks(name: str) -> None:
                       chunk=chunk, dropout=0.2)  # fmt: skip
 
     assert_close(outcome(run(None)), outcome(run(2)))
+
+
+@every
+def test_an_mlp_with_adam_has_the_same_bits_with_any_number_of_workers(name: str) -> None:
+    if name == "mocha":
+        pytest.skip("is for linear models")
+
+    def run(**options: Any) -> dict[str, Tensor]:
+        local = fs.Adam(lr=0.01, epochs=2, batch=5)
+        return outcome(
+            fs.fit(algorithm(name), federation(), fs.models.mlp(hidden=[4]), rounds=3, local=local, chunk=2, **options)
+        )
+
+    one, three = run(workers=1), run(workers=3, memory=0)
+    for key, value in one.items():
+        assert torch.equal(value, three[key]), key
 
 
 @every

@@ -15,8 +15,10 @@ from scipy import stats
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
+from fedsoft.contract import Answer
 from fedsoft.mixing import aggregation_weights, average, importance_weights, select
 from fedsoft.seeds import generator
+from fedsoft.vault import Budget, Vault
 
 
 def of_sizes(*sizes: int) -> ClientData:
@@ -299,6 +301,28 @@ def test_all_centers_stay_when_nobody_answers() -> None:
 
 def test_average_keeps_the_precision_of_the_models() -> None:
     assert average(torch.ones(1, 2), torch.ones(2, 1, dtype=torch.float64), OLD).dtype == torch.float32
+
+
+def test_an_average_of_rows_that_stay_where_they_are_is_that_of_the_rows() -> None:
+    w = torch.tensor([[1.0, 2.0], [5.0, 6.0]])
+    weights = torch.tensor([[1.0, 3.0], [0.0, 0.0]], dtype=torch.float64)
+    replies = Vault(2, Budget(0))
+    replies.put(np.arange(2), {"w": w})
+    answer = Answer(np.arange(2), {"w": replies.column("w")})
+    assert average(answer["w"], weights, OLD).tolist() == average(w, weights, OLD).tolist() == [[4, 5], [9, 10]]
+    assert average(answer["w"], weights, OLD).dtype == torch.float32
+
+
+def test_an_average_of_nobodys_rows_is_the_old_one() -> None:
+    answer = Answer(np.arange(0), {})
+    assert torch.equal(average(answer["w"], torch.zeros(2, 0, dtype=torch.float64), OLD), OLD)
+
+
+def test_averages_are_summed_in_float64() -> None:
+    # In float32 the small ones would be lost in the sum.
+    w = torch.tensor([[2.0**24], *[[1.0]] * 64])
+    weights = torch.ones(1, 65, dtype=torch.float64)
+    assert average(w, weights, OLD[:1, :1]).item() == pytest.approx((2**24 + 64) / 65, rel=1e-7)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=8), st.data())

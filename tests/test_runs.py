@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,26 @@ def test_a_run_that_is_scored_now_and_then_is_taken_up_and_drawn(tmp_path: Path,
         for record in records:
             progress.update(record)
             assert progress.errors.startswith("best ")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("stage", [Stage(chunk=5, workers=3), Stage(chunk=5, workers=2, memory=0)], ids=str)
+def test_a_run_goes_on_with_other_workers_and_memory_in_the_same_bits(tmp_path: Path, stage: Stage) -> None:
+    path = tmp_path / "run"
+    chosen = small("rounds=8")
+    plain, _ = execute(chosen, tmp_path / "whole", Stage(chunk=5, workers=1))
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(chosen, path, replace(stage, on_round=stop))
+    assert not list(path.glob(".*"))
+    folder, finished = execute(chosen, path, replace(stage, workers=1))
+    assert finished
+    assert_same(folder, plain)
+    assert not list(path.glob(".*"))
 
 
 def test_resume_with_another_chunk_draws_the_same(tmp_path: Path, whole: RunFolder) -> None:

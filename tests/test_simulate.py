@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType, MethodType
@@ -14,7 +15,8 @@ import fedsoft as fs
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation, Truth
-from fedsoft.simulate import Absent, Simulation, dropout
+from fedsoft.simulate import Simulation, dropout
+from fedsoft.vault import Vault
 from tests.helpers import federation, regression_clients
 
 
@@ -45,8 +47,13 @@ class Probe:
 
     @job
     def fail(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        bad = torch.tensor([[float("nan")] if name == "3" else [1.0] for name in site.names])
+        bad = torch.tensor([[float("nan")] if name in "3567" else [1.0] for name in site.names])
         return {"asked": mine["asked"] + 1}, {"w": bad}
+
+    @job
+    def who(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+        self.seen.append((threading.get_ident(), torch.is_grad_enabled(), torch.get_num_threads()))
+        return mine, {}
 
     @job
     def count(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
@@ -67,18 +74,20 @@ class Probe:
         return site.predictions(shared["centers"].expand(len(site), -1))
 
 
-def simulation(fed: Federation | None = None, *, chunk: int | None = None, absent: Absent | None = None) -> Simulation:
+def simulation(fed: Federation | None = None, **options: Any) -> Simulation:
     fed = federation(regression_clients()) if fed is None else fed
-    made = Simulation(
-        Probe(), fs.models.linear()(fed.shape), fs.Adam(), fed, seed=0, chunk=chunk, dtype=torch.float64, absent=absent
-    )
+    made = Simulation(Probe(), fs.models.linear()(fed.shape), fs.Adam(), fed, seed=0, dtype=torch.float64, **options)
     made.start()
     return made
 
 
+@pytest.mark.parametrize("memory", ["1G", 0])
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_replies_and_memory_belong_to_the_clients_asked_whatever_the_chunk(chunk: int) -> None:
-    sim = simulation(chunk=chunk)
+def test_replies_and_memory_belong_to_the_clients_asked_whatever_the_chunk(
+    chunk: int, workers: int, memory: int | str
+) -> None:
+    sim = simulation(chunk=chunk, workers=workers, memory=memory)
     answer = sim("report", np.array([1, 4, 5, 7]))
     means = [float(y.mean()) for _, y in regression_clients()]
     assert answer.ids.tolist() == [1, 4, 5, 7]
@@ -126,6 +135,55 @@ def test_values_that_are_not_finite_name_the_client_and_are_not_kept() -> None:
     with pytest.raises(DivergedError, match=r"client '3' .*job 'fail'.*lower the learning rate"):
         sim("fail", sim.everyone)
     assert float(sim.memory["asked"].sum()) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_error_is_that_of_the_first_chunk_that_fails(workers: int) -> None:
+    sim = simulation(chunk=1, workers=workers)
+    before = threading.active_count()
+    with pytest.raises(DivergedError, match=r"client '3' .*job 'fail'"):
+        sim("fail", sim.everyone)
+    assert threading.active_count() == before
+    assert sim("report", sim.everyone).ids.tolist() == list(range(8))  # and it is not spoilt
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_jobs_run_without_gradients_on_as_many_threads_as_asked_for(workers: int) -> None:
+    sim = simulation(chunk=1, workers=workers)
+    sim("who", sim.everyone)
+    seen = sim.algorithm.seen  # pyright: ignore[reportAttributeAccessIssue]
+    assert {grad for _, grad, _ in seen} == {False}
+    assert {threads for _, _, threads in seen} == {1}
+    assert len({thread for thread, _, _ in seen}) <= workers
+    assert (threading.get_ident() in {thread for thread, _, _ in seen}) == (workers == 1)
+
+
+@pytest.mark.parametrize("memory", ["1G", 0])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_a_weighted_sum_of_replies_is_that_of_their_rows(chunk: int, memory: int | str) -> None:
+    sim = simulation(chunk=chunk, memory=memory)
+    answer = sim("report", np.array([1, 4, 5, 7]))
+    weights = torch.tensor([[1.0, 2.0, 0.0, 4.0], [0.0, 0.5, 0.5, 0.0]], dtype=torch.float64)
+    for name in ("mean", "names"):
+        rows = answer.rows(name, like=torch.zeros(8, 1)).double()
+        assert torch.allclose(answer[name].weighted(weights), weights @ rows, rtol=1e-14)
+    assert "mean" in answer
+    assert "w" not in answer
+
+
+def test_rows_of_clients_that_were_not_asked_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation(chunk=2, memory=0)
+    read: list[int] = []
+    take = Vault.take
+
+    def spy(self: Vault, rows: np.ndarray, names: Any = None) -> dict[str, Tensor]:
+        read.extend(rows.tolist())
+        return take(self, rows, names)
+
+    monkeypatch.setattr(Vault, "take", spy)
+    monkeypatch.setattr(Vault, "__getitem__", None)  # nobody asks for all rows
+    sim("report", np.array([1, 4, 5]))
+    assert sorted(read) == [1, 4, 5]
 
 
 def test_a_reply_may_be_a_single_number_for_each_client() -> None:

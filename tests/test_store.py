@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
-from fedsoft import spec
+from fedsoft import spec, tensorfile
 from fedsoft.errors import InputError, StoreError
 from fedsoft.store import Checkpoint, RunFolder, find_run, list_runs
+from fedsoft.tensorfile import in_blocks
+from fedsoft.vault import Budget, Vault
 
 
 @pytest.fixture
@@ -40,6 +46,85 @@ def test_what_is_saved_is_what_is_read(folder: RunFolder) -> None:
     assert folder.spec() == spec.read("synthetic-10-90")
 
 
+def test_what_clients_remember_is_saved_alike_from_memory_and_from_disk(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorfile, "BLOCK_BYTES", 50)
+    memory = {"w": torch.arange(21.0).view(7, 3), "s": torch.arange(7), "tuned": torch.ones(7, dtype=torch.bool)}
+    saved = []
+    for size in (10**6, 0):
+        vault = Vault(7, Budget(size))
+        vault.put(np.arange(7), memory)
+        folder.save(Checkpoint(1, {"centers": torch.zeros(2, 3), "s2": torch.tensor(0.5)}, vault))
+        saved.append((folder.path / "state.safetensors").read_bytes())
+    folder.save(Checkpoint(1, {"centers": torch.zeros(2, 3), "s2": torch.tensor(0.5)}, memory))
+    saved.append((folder.path / "state.safetensors").read_bytes())
+    assert saved[0] == saved[1] == saved[2]
+    assert torch.equal(load(saved[0])["memory/w"], memory["w"])  # any reader of the format will do
+    point = folder.checkpoint()
+    assert point is not None
+    assert float(point.state["s2"]) == 0.5
+    back = Vault(7, Budget(0))
+    back.fill(in_blocks(point.memory))
+    for name, value in memory.items():
+        assert torch.equal(back[name], value)
+
+
+def test_views_of_the_same_memory_are_saved_each(folder: RunFolder) -> None:
+    w = torch.arange(6.0).view(2, 3)
+    folder.save(Checkpoint(1, {"centers": w, "turned": w.T, "row": w[1]}, {}))
+    point = folder.checkpoint()
+    assert point is not None
+    assert torch.equal(point.state["turned"], w.T)
+    assert torch.equal(point.state["row"], w[1])
+
+
+def saved_before(folder: RunFolder, point: Checkpoint) -> bytes:
+    """The file as version 0.1 wrote it: all of it in memory, by the safetensors library."""
+    tensors = {f"state/{name}": value for name, value in point.state.items()}
+    tensors |= {f"memory/{name}": value for name, value in point.memory.items()}
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        digest.update(tensors[name].numpy().tobytes())
+    notes = {"round": point.rounds, "hash": folder.info["hash"], "digest": digest.hexdigest()}
+    return save(tensors, metadata={"fedsoft": json.dumps(notes)})
+
+
+def test_a_state_of_the_first_version_is_read_and_written_the_same(folder: RunFolder) -> None:
+    made = Checkpoint(
+        3,
+        {"centers": torch.arange(6.0).view(2, 3), "u": torch.ones(4, 2).double(), "s2": torch.tensor(1.0)},
+        {"w": torch.arange(12.0).view(4, 3), "s": torch.arange(4), "tuned": torch.zeros(4, dtype=torch.bool)},
+    )
+    before = saved_before(folder, made)
+    (folder.path / "state.safetensors").write_bytes(before)
+    point = folder.checkpoint()
+    assert point is not None
+    assert point.rounds == 3
+    assert all(torch.equal(point.memory[name], value) for name, value in made.memory.items())
+    folder.save(made)
+    assert (folder.path / "state.safetensors").read_bytes() == before
+
+
+def test_what_a_killed_process_left_is_removed_under_the_lock(folder: RunFolder) -> None:
+    others = folder.path.parent
+    for name in (".state.safetensors-x1", ".rounds.jsonl-x2", ".scores.json-x3", ".memory-x4", "kept.png", ".figure-x"):
+        (folder.path / name).write_bytes(b"half")
+    (others / ".new-old").mkdir()
+    (others / ".new-old" / "spec.toml").write_text("half")
+    os.utime(others / ".new-old", (1, 1))
+    (others / ".new-now").mkdir()  # somebody may be at work on it
+    before = {path.name for path in folder.path.iterdir()}
+    RunFolder.open(folder.path).records()
+    assert {path.name for path in folder.path.iterdir()} == before  # not without the lock
+    with folder.lock():
+        assert {path.name for path in folder.path.iterdir()} == {
+            "spec.toml", "run.json", "lock", "kept.png", ".figure-x"
+        }  # fmt: skip
+    assert {path.name for path in others.iterdir()} == {folder.name, ".new-now"}
+
+
 def test_the_folder_says_where_it_comes_from(folder: RunFolder) -> None:
     info = folder.info
     assert info["hash"] == folder.spec().hash
@@ -63,7 +148,7 @@ def test_a_log_shorter_than_the_state_is_refused(folder: RunFolder) -> None:
         folder.cut(2)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "rename", "empty", "foreign"])
 def test_a_damaged_state_is_found(folder: RunFolder, damage: str) -> None:
     folder.append(record(0))
     folder.save(point(1))
@@ -73,6 +158,8 @@ def test_a_damaged_state_is_found(folder: RunFolder, damage: str) -> None:
         del content[-5:]
     elif damage == "flip":
         content[-3] ^= 1
+    elif damage == "rename":
+        content[:] = content.replace(b"memory/steps", b"memory/stepx")
     elif damage == "empty":
         content.clear()
     else:

@@ -76,6 +76,12 @@ def test_the_same_seed_gives_the_same_bits_with_any_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("options", [{"workers": 2}, {"workers": 3}, {"workers": 3, "memory": 0}], ids=str)
+def test_neither_workers_nor_memory_change_a_bit(case: str, options: dict[str, Any]) -> None:
+    assert same_bits(fitted(case, chunk=1, workers=1), fitted(case, chunk=1, **options))
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_another_seed_gives_another_run(case: str) -> None:
     assert not same_bits(fitted(case), fitted(case, seed=1))
 
@@ -238,6 +244,8 @@ def test_training_lowers_the_loss_of_the_personal_models() -> None:
         ({"dtype": "float16"}, "dtype = 'float16' is not allowed"),
         ({"device": "tpu"}, "device = 'tpu' is not available"),
         ({"dropout": 2.0}, "dropout = 2.0 is not allowed"),
+        ({"workers": 0}, "workers = 0 is not allowed"),
+        ({"memory": "4 apples"}, "memory = '4 apples' is not allowed"),
         ({"algorithm": fs.FedSoft(K=9)}, "K = 9"),
     ],
 )
@@ -309,8 +317,9 @@ def test_inputs_and_targets_of_different_precision_are_taken() -> None:
         fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(pairs), fs.models.linear(), rounds=1)
 
 
-def test_what_is_handed_out_is_not_the_run_itself() -> None:
-    run = fitted(rounds=1)
+@pytest.mark.parametrize("memory", ["1G", 0])
+def test_what_is_handed_out_is_not_the_run_itself(memory: int | str) -> None:
+    run = fitted(rounds=1, memory=memory)
     run.personal(0)["weight"].zero_()
     run.centers[0]["weight"].zero_()
     assert float(run.personal(np.int64(0))["weight"].abs().sum()) > 0

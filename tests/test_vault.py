@@ -31,8 +31,8 @@ def values(count: int = 7, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def filled(size: int, count: int = 7, **options: Path) -> Vault:
-    vault = Vault(count, Budget(size), **options)
+def filled(size: int, count: int = 7, folder: Path | None = None) -> Vault:
+    vault = Vault(count, Budget(size), folder=folder)
     vault.put(np.arange(count), values(count))
     return vault
 
