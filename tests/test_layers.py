@@ -19,7 +19,7 @@ ORDER = [
     "plugins",
     "formats", "fetch", "images",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
-    "simulate", "scores", "training", "spec", "store", "runs", "compare", "reports", "progress", "cli",
+    "simulate", "scores", "training", "spec", "store", "runs", "compare", "theory", "reports", "progress", "cli",
 ]  # fmt: skip
 
 

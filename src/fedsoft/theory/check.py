@@ -1,0 +1,96 @@
+"""What a check returns, and the list of all checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Holds = Literal["yes", "no", "assumptions not met"]
+Series = dict[str, list[list[float]]]
+
+
+def yes(holds: bool) -> Holds:
+    """`yes` or `no`."""
+    return "yes" if holds else "no"
+
+
+def met(possible: bool) -> Holds:
+    """`yes`, or `assumptions not met` where no case was found in which they are."""
+    return "yes" if possible else "assumptions not met"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found about a statement.
+
+    Arguments:
+        holds: whether it holds as the paper writes it.
+        measured: what was measured, in a few words with numbers.
+        bound: what the paper says it should be.
+        finding: the margin; or the counterexample, with the numbers to recompute it by hand.
+        values: the numbers by name.
+        series: curves to draw, {name: [[x, y], ...]}.
+        draws: how many problems or draws the numbers rest on; 1 where they are exact.
+    """
+
+    holds: Holds
+    measured: str
+    bound: str
+    finding: str
+    values: dict[str, Any] = field(default_factory=dict)
+    series: Series = field(default_factory=dict)
+    draws: int = 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """One statement of the paper, and what was found about it."""
+
+    name: str
+    reference: str
+    statement: str
+    holds: Holds
+    measured: str
+    bound: str
+    finding: str
+    values: dict[str, Any]
+    series: Series
+    draws: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+
+Examine = Callable[[int, int], Found]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of the paper with the function (seed, draws) that examines it."""
+
+    name: str
+    reference: str
+    statement: str
+    examine: Examine
+
+    def check(self, seed: int, draws: int) -> Check:
+        """Examine it."""
+        found = self.examine(seed, draws)
+        return Check(name=self.name, reference=self.reference, statement=self.statement, seed=seed, **vars(found))
+
+
+STATEMENTS: dict[str, Statement] = {}
+"""All statements by name, in the order of the paper."""
+
+
+def statement(name: str, reference: str, text: str) -> Callable[[Examine], Examine]:
+    """Register the function that examines a statement."""
+
+    def register(examine: Examine) -> Examine:
+        STATEMENTS[name] = Statement(name, reference, text, examine)
+        return examine
+
+    return register
