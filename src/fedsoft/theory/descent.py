@@ -11,7 +11,7 @@ from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, met, statement, yes
 from fedsoft.theory.library import FixedWeights, estimate
-from fedsoft.theory.objective import SIGMA, random_weights
+from fedsoft.theory.objective import SIGMA, disturbed_weights
 from fedsoft.theory.problem import Array, Problem, draw_copies, draw_quadratics, on_a_line, within_assumption_4
 
 HARD = np.array([[1, 0], [2, 0], [0, 1], [0, 2]])  # every client has one source: the only case with rho > 0
@@ -101,7 +101,7 @@ def check_mixtures(seed: int, draws: int) -> Found:
         lam = 10 ** rng.uniform(-3, 3)
         gamma = gamma_of_mixture(problem, c, lam, problem.u)
         least = min(least, gamma / (2 * math.sqrt(1 - problem.u.min())))
-        smallest = min(smallest, gamma, gamma_of_mixture(problem, c, lam, random_weights(problem, rng)))
+        smallest = min(smallest, gamma, gamma_of_mixture(problem, c, lam, disturbed_weights(problem, rng)))
         for s in range(S):
             m = q.masses(problem, s, 0.0, 0.0)
             mu, L = q.mu_F(problem), q.L_F(problem)
@@ -139,7 +139,7 @@ def least_K(sigma: float, mu: float = 1.0, L: float = 1.0) -> float:
 
 
 @statement("theorem-4-weights", "Theorem 4", "rho > 0 can be met when u^t is random and may fall to sigma")
-def check_random_weights(seed: int, draws: int) -> Found:
+def check_disturbed_weights(seed: int, draws: int) -> Found:
     """mu_lambda must serve every draw: it is mu_F + lambda sigma for a client whose points are all matched wrongly."""
     found = {sigma: least_K(sigma) for sigma in (1.0, 0.5, 0.1, 1e-2, SIGMA)}
     return Found(

@@ -8,7 +8,7 @@ from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, statement, yes
 from fedsoft.theory.library import FixedWeights
-from fedsoft.theory.objective import random_weights
+from fedsoft.theory.objective import disturbed_weights
 from fedsoft.theory.problem import Array, Problem, draw_logistic, draw_quadratics, on_a_line
 
 
@@ -45,7 +45,7 @@ def check_theorem_5(seed: int, draws: int) -> Found:
         S = 2 if logistic else 3
         sources = draw_logistic(rng, S=2, d=2, points=10, ridge=0.5) if logistic else draw_quadratics(rng, S=3, d=3)
         problem = Problem(sources, np.array([[9, 1], [1, 9], [4, 6]]) if logistic else copies)
-        ut, lam = random_weights(problem, rng), float(rng.uniform(0.3, 3.0))
+        ut, lam = disturbed_weights(problem, rng), float(rng.uniform(0.3, 3.0))
         goal = q.joint_minimiser(problem, ut, lam, np.ones(problem.N))
         w = q.Round(problem, goal, ut, lam).solutions()
         spectral = q.spectral_rate(q.round_matrix(problem, ut, lam, q.aggregation(ut, problem.n), w))

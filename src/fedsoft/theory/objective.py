@@ -30,7 +30,7 @@ SHOWN = ("delta", "p_epsilon", "p_epsilon_bound", "gamma_0", "beta", "gamma", "r
 SHARES = np.array([[9, 1]] * 3 + [[1, 9]] * 3)  # a small 10:90 federation
 
 
-def random_problem(rng: np.random.Generator, *, soft: bool = False, logistic: bool = False) -> Problem:
+def drawn_problem(rng: np.random.Generator, *, soft: bool = False, logistic: bool = False) -> Problem:
     """Two or three sources in one to four dimensions, two to five clients."""
     S, d, N = int(rng.integers(2, 4)), int(rng.integers(1, 5)), int(rng.integers(2, 6))
     if logistic:
@@ -40,7 +40,7 @@ def random_problem(rng: np.random.Generator, *, soft: bool = False, logistic: bo
     return Problem(sources, draw_copies(rng, N, S, soft=soft))
 
 
-def random_weights(problem: Problem, rng: np.random.Generator) -> Array:
+def disturbed_weights(problem: Problem, rng: np.random.Generator) -> Array:
     """Estimated weights: the true ones, disturbed, rows summing to 1 before the floor sigma."""
     noisy = problem.u * rng.uniform(0.5, 1.5, problem.u.shape) + 0.05 * rng.random(problem.u.shape)
     return np.maximum(noisy / noisy.sum(1, keepdims=True), SIGMA)
@@ -129,7 +129,7 @@ def check_gradient(seed: int, draws: int) -> Found:
     worst = rough = 0.0
     count = max(4, draws // 20)
     for i in range(count):
-        problem = random_problem(rng, logistic=i % 4 == 3)
+        problem = drawn_problem(rng, logistic=i % 4 == 3)
         c = problem.c_star + rng.standard_normal(problem.c_star.shape)
         ut = rng.dirichlet(np.ones(problem.S), problem.N)
         given = q.Round(problem, c, ut, float(10 ** rng.uniform(-2, 2)))
@@ -207,7 +207,7 @@ def check_decoupling(seed: int, draws: int) -> Found:
     worst = slope = 0.0
     count = max(4, draws // 20)
     for i in range(count):
-        problem = random_problem(rng, logistic=i % 8 == 7)
+        problem = drawn_problem(rng, logistic=i % 8 == 7)
         c = problem.c_star + rng.standard_normal(problem.c_star.shape)
         given = q.Round(problem, c, problem.u, float(10 ** rng.uniform(-1, 1)))
         library = FixedWeights(problem, problem.u, given.lam)

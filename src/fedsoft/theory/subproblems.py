@@ -10,7 +10,7 @@ from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, statement, yes
 from fedsoft.theory.library import FixedWeights
-from fedsoft.theory.objective import SIGMA, random_problem, random_weights
+from fedsoft.theory.objective import SIGMA, disturbed_weights, drawn_problem
 from fedsoft.theory.problem import Array, Problem, on_a_line, within_assumption_4
 
 
@@ -33,9 +33,9 @@ def check_theorem_2(seed: int, draws: int) -> Found:
     rng = generator(seed, "theorem-2")
     worst, median, count = 0.0, [], max(8, draws // 4)
     for i in range(count):
-        problem = random_problem(rng, soft=True, logistic=i % 16 == 15)
+        problem = drawn_problem(rng, soft=True, logistic=i % 16 == 15)
         c = problem.c_star + rng.standard_normal(problem.c_star.shape) * 10 ** rng.uniform(-2, 1)
-        given = q.Round(problem, c, random_weights(problem, rng), float(10 ** rng.uniform(-2, 2)))
+        given = q.Round(problem, c, disturbed_weights(problem, rng), float(10 ** rng.uniform(-2, 2)))
         library = FixedWeights(problem, given.ut, given.lam)
         library.round(c)
         w = library.w + rng.standard_normal(library.w.shape) * 10 ** rng.uniform(-6, 0)
@@ -140,7 +140,7 @@ def theorem_3_search(seed: int, draws: int, low: float = 0.25, corrected: bool =
     rng = generator(seed, "theorem-3", int(corrected))
     worst, count = 0.0, max(8, draws // 4)
     for i in range(count):
-        problem = random_problem(rng, logistic=i % 16 == 15)
+        problem = drawn_problem(rng, logistic=i % 16 == 15)
         c = within_assumption_4(problem.sources, rng.uniform(low, 0.499), rng)
         given = q.Round(problem, c, problem.u, float(10 ** rng.uniform(-2, 2)))
         library = FixedWeights(problem, given.ut, given.lam)
