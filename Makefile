@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint types docs bench install clean
+.PHONY: demo test lint types docs bench browser install clean
 
 install: $(READY)
 
@@ -21,6 +21,12 @@ demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 
 test: $(READY)  ## the whole test suite
 	@$(BIN)/python -m pytest -q -n auto
+
+browser:  ## Chromium for the tests of web pages; they are skipped without it
+	@command -v chromium >/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	    apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+	  echo "no chromium here, and no right to install it: web pages are not tested in a browser"
 
 lint: $(READY)
 	@$(BIN)/ruff check .

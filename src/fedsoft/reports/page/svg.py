@@ -1,0 +1,339 @@
+"""Panels as SVG. Colours are classes, so that the page's style decides them for light and dark.
+
+A panel also gives its `stops`: the places where a pointer or the arrow keys can read a value, with what to say there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from fedsoft.reports.page.blocks import Axis, Figure, Panel, Series, missing
+from fedsoft.reports.page.scales import Scale, fitted, tick_labels
+
+COLOURS = 8  # in the style; more than that are dashed
+FONT = 13.0
+LINE = 15.0  # between labels
+LETTER = 0.56  # of the font size, about
+MOST_LABELS = 6  # lines with a name at their end; more are told apart by the legend
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One panel, drawn."""
+
+    svg: Markup
+    width: float
+    height: float
+    mode: str  # how a pointer finds a stop: by "x", by "y", or by both
+    stops: list[list[Any]]  # [x, y, heading, [[series, value, x, y], ...]]
+
+
+def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
+    """An element; what is not markup is escaped. `class_` stands for `class`, `_` in a name for `-`.
+
+    >>> print(tag("text", "a < b", x=1.5, class_="tick"))
+    <text x="1.5" class="tick">a &lt; b</text>
+    """
+    texts = [
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value))
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    inside = Markup("").join(children)
+    start = Markup("<") + name + Markup("").join(texts)
+    return start + (Markup(">") + inside + Markup(f"</{name}>") if children else Markup("/>"))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def said(value: float | None) -> str:
+    """A value for people to read: four digits."""
+    if missing(value):
+        return "none"
+    assert value is not None
+    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.3e}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def drawings(figure: Figure) -> list[Drawing]:
+    """All panels of a figure."""
+    size = (460.0, 300.0) if len(figure.panels) <= 2 or len(figure.panels) == 4 else (360.0, 270.0)
+    return [_Drawer(panel, figure.names, *size).drawing(f"{figure.id}-{i}") for i, panel in enumerate(figure.panels)]
+
+
+class _Drawer:
+    """Draws one panel."""
+
+    def __init__(self, panel: Panel, names: dict[str, int], width: float, height: float) -> None:
+        self.panel, self.names, self.width = panel, names, width
+        rows = len(panel.y.names)
+        self.height = max(height, 90 + 24 * rows) if rows else height
+        self.labelled = self._ends() if len(panel.series) <= MOST_LABELS else []
+        top = (22 if panel.title else 4) + (20 if panel.y.label else 0) + 10
+        widest = max((len(name) for name, *_ in self.labelled), default=0)
+        right = min(self.width * 0.3, 12 + widest * FONT * LETTER) if widest else 14.0
+        if rows:
+            right = 64.0  # the value at the end of a bar
+        self.top, self.bottom, self.right = float(top), self.height - 44, self.width - right
+        self.y = self._scale(panel.y, "y", self.bottom, self.top)
+        if rows:
+            self.y = Scale(-0.5, rows - 0.5, self.top, self.bottom)  # the first on top
+        self.y_ticks = [float(i) for i in range(rows)] if rows else self.y.ticks(5)
+        self.y_texts = list(panel.y.names) if rows else tick_labels(self.y_ticks)
+        self.left = min(self.width * 0.4, 10 + max((len(t) for t in self.y_texts), default=1) * FONT * LETTER)
+        self.x = self._scale(panel.x, "x", self.left, self.right)
+
+    def _scale(self, axis: Axis, which: str, start: float, end: float) -> Scale:
+        values: list[float] = []
+        for series in self.panel.series:
+            values += list(getattr(series, which))
+            if which == ("x" if series.kind == "bar" else "y"):
+                values += [*series.low, *series.high]
+        if which == "y":
+            values += [level.at for level in self.panel.levels]
+        bars = which == "x" and any(s.kind == "bar" for s in self.panel.series)
+        return fitted(values, start, end, log=axis.log, low=axis.low, high=axis.high, zero=bars)
+
+    def _ends(self) -> list[tuple[str, float, int | None]]:
+        """What is named at the right edge: the last value of every line, and the levels."""
+        found: list[tuple[str, float, int | None]] = []
+        for series in self.panel.series:
+            known = [y for y in series.y if not missing(y)]
+            if series.kind == "line" and known and not series.dashed and len(series.name) <= 18:
+                found.append((series.name, known[-1], self._colour(series)))
+        named = dict.fromkeys(level.name for level in self.panel.levels)
+        for name in named:
+            levels = [level for level in self.panel.levels if level.name == name]
+            if len(levels) == 1:  # several of a name are told by their colours
+                found.append((name, levels[0].at, levels[0].colour))
+        return found
+
+    def _colour(self, series: Series) -> int:
+        return self.names[series.name] if series.colour is None else series.colour
+
+    def drawing(self, id_: str) -> Drawing:
+        panel = self.panel
+        parts = [*self._frame(), *self._levels()]
+        for series in panel.series:
+            draw = {"line": self._line, "scatter": self._points, "bar": self._bars}[series.kind]
+            parts.append(tag("g", *draw(series), class_=_classes("series", self._colour(series)),
+                             data_series=series.name))  # fmt: skip
+        parts += self._end_labels()
+        parts.append(tag("g", tag("line", class_="guide"), class_="cursor"))
+        heading = " ".join(filter(None, (panel.title, f"{panel.y.label} by {panel.x.label}")))
+        described = tag("title", heading, id=f"{id_}-title") + tag("desc", self._summary(), id=f"{id_}-desc")
+        svg = tag(
+            "svg", described, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {self.width:g} {self.height:g}",
+            role="img", aria_labelledby=f"{id_}-title {id_}-desc", class_="panel",
+        )  # fmt: skip
+        mode, stops = self._stops()
+        return Drawing(svg, self.width, self.height, mode, stops)
+
+    # --- what does not depend on the values ---------------------------------------------------------------------------
+
+    def _frame(self) -> Iterable[Markup]:
+        panel, line = self.panel, 16.0
+        if panel.title:
+            yield tag("text", panel.title, x=0.0, y=line, class_="title")
+            line += 22
+        if panel.y.label:
+            yield tag("text", panel.y.label, x=0.0, y=line, class_="label")
+        categories = bool(panel.y.names)
+        for value, text in zip(self.y_ticks, self.y_texts, strict=True):
+            y = self.y(value)
+            if not categories:
+                yield tag("line", x1=self.left, x2=self.right, y1=y, y2=y, class_="grid")
+            fits = int((self.left - 8) / (FONT * LETTER)) + 1
+            shown = text if len(text) <= fits else text[: fits - 1] + "…"
+            yield tag("text", shown, x=self.left - 7, y=y + 4.5, class_="tick end")
+        ticks = self.x.ticks(max(2, int((self.right - self.left) / 58)))
+        for value, text in zip(ticks, tick_labels(ticks), strict=True):
+            x = self.x(value)
+            if categories:
+                yield tag("line", x1=x, x2=x, y1=self.top, y2=self.bottom, class_="grid")
+            else:
+                yield tag("line", x1=x, x2=x, y1=self.bottom, y2=self.bottom + 4, class_="axis")
+            yield tag("text", text, x=x, y=self.bottom + 18, class_="tick middle")
+        if not categories:
+            yield tag("line", x1=self.left, x2=self.right, y1=self.bottom, y2=self.bottom, class_="axis")
+        yield tag("text", panel.x.label, x=self.right, y=self.bottom + 37, class_="label end")
+
+    def _levels(self) -> Iterable[Markup]:
+        for level in self.panel.levels:
+            y = self.y(level.at)
+            if self.top - 1 <= y <= self.bottom + 1:
+                yield tag("line", x1=self.left, x2=self.right, y1=y, y2=y, class_=_classes("level", level.colour))
+
+    def _end_labels(self) -> Iterable[Markup]:
+        """Names at the right edge, pushed apart where they would overlap; none at all where there is no room."""
+        kept = [(name, self.y(at), colour) for name, at, colour in self.labelled if not missing(self.y(at))]
+        places = apart([y for _, y, _ in kept], LINE, self.top, self.bottom)
+        for (name, _, colour), y in zip(kept, places, strict=True):
+            series = name if name in self.names else None
+            yield tag("text", name, x=self.right + 6, y=y + 4.5, class_=_classes("name", colour), data_series=series)
+
+    # --- the values ---------------------------------------------------------------------------------------------------
+
+    def _line(self, series: Series) -> Iterable[Markup]:
+        points = [(self.x(x), self.y(y)) for x, y in zip(series.x, series.y, strict=True)]
+        if len(series.low):
+            yield self._band(series)
+        dashed = "dashed" if series.dashed else "dotted" if self._colour(series) >= COLOURS else ""
+        yield tag("path", d=_path(points), class_=f"line {dashed}".strip())
+        if len(points) == 1:
+            yield from self._points(series)
+
+    def _band(self, series: Series) -> Markup:
+        """Between low and high; what lies below a logarithmic axis is cut off at its foot."""
+        foot = self.bottom
+        rows = [
+            (self.x(x), min(foot, low) if math.isfinite(low := self.y(bottom)) else foot, self.y(top))
+            for x, bottom, top in zip(series.x, series.low, series.high, strict=True)
+            if not missing(bottom) and not missing(top)
+        ]
+        there, back = [(x, y) for x, y, _ in rows], [(x, y) for x, _, y in reversed(rows)]
+        return tag("path", d=_path([*there, *back]) + "Z" if rows else "", class_="band")
+
+    def _points(self, series: Series) -> Iterable[Markup]:
+        shape = marker(self._colour(series))
+        places = [(self.x(x), self.y(y)) for x, y in zip(series.x, series.y, strict=True)]
+        yield tag("path", d="".join(shape(x, y) for x, y in places if not missing(x) and not missing(y)),
+                  class_="points")  # fmt: skip
+
+    def _bars(self, series: Series) -> Iterable[Markup]:
+        bars = [s for s in self.panel.series if s.kind == "bar"]
+        thick = 14.0 / len(bars)
+        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+            if missing(x):
+                continue
+            top = self.y(y) - 7 + bars.index(series) * thick
+            yield tag("rect", x=self.left, y=top, width=max(0.0, self.x(x) - self.left), height=thick, class_="bar")
+            end = self.x(x)
+            if len(series.low) and not missing(series.low[i]):
+                low, end, mid = self.x(series.low[i]), max(end, self.x(series.high[i])), top + thick / 2
+                ends = "".join(f"M{x:.1f} {mid - 4:.1f}v8" for x in (low, end))
+                yield tag("path", d=f"M{low:.1f} {mid:.1f}H{end:.1f}{ends}", class_="whisker")
+            if len(bars) == 1:
+                yield tag("text", said(x), x=end + 6, y=self.y(y) + 4.5, class_="tick")
+
+    def _stops(self) -> tuple[str, list[list[Any]]]:
+        series = self.panel.series
+        if any(s.kind == "bar" for s in series):
+            return "y", [self._category(i, name) for i, name in enumerate(self.panel.y.names)]
+        results = [s for s in series if not s.dashed]
+        if all(s.kind == "line" for s in results) and len({tuple(s.x) for s in results}) == 1:
+            return "x", [self._crossing(i, x, results) for i, x in enumerate(results[0].x)]
+        return "xy", [stop for s in results for stop in self._each(s)]
+
+    def _category(self, row: int, name: str) -> list[Any]:
+        found = []
+        for s in self.panel.series:
+            for i, (x, y) in enumerate(zip(s.x, s.y, strict=True)):
+                if y == row and not missing(x):
+                    between = f" ({said(s.low[i])} to {said(s.high[i])})" if len(s.low) else ""
+                    found.append([s.name, said(x) + between, _at(self.x(x)), _at(self.y(y))])
+        return [_at(self.left), _at(self.y(row)), name, found]
+
+    def _crossing(self, i: int, x: float, lines: Sequence[Series]) -> list[Any]:
+        rows = []
+        for s in lines:
+            if not missing(s.y[i]) and not missing(self.y(s.y[i])):
+                rows.append([s.name, said(s.y[i]) + _interval(s, i), _at(self.x(x)), _at(self.y(s.y[i]))])
+        return [_at(self.x(x)), None, f"{self.panel.x.label} {said(x)}", rows]
+
+    def _each(self, series: Series) -> Iterable[list[Any]]:
+        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+            px, py = self.x(x), self.y(y)
+            if not missing(px) and not missing(py):
+                heading = f"{self.panel.x.label} {said(x)}"
+                heading = f"{series.labels[i]}: {heading}" if len(series.labels) else heading
+                yield [_at(px), _at(py), heading, [[series.name, said(y) + _interval(series, i), _at(px), _at(py)]]]
+
+    def _summary(self) -> str:
+        """The panel in words, for those who cannot see it."""
+        parts = []
+        for s in self.panel.series:
+            known = [y for y in (s.x if s.kind == "bar" else s.y) if not missing(y)]
+            if known and s.kind == "line":
+                parts.append(f"{s.name} from {said(known[0])} to {said(known[-1])}")
+            elif known:
+                parts.append(f"{s.name}: {len(known)} values from {said(min(known))} to {said(max(known))}")
+        parts += [f"{level.name} at {said(level.at)}" for level in self.panel.levels]
+        return "; ".join(parts) + "." if parts else "No values."
+
+
+def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The same places, moved as little as needed so that they are `gap` apart and between the limits.
+
+    Places that do not all fit come out closer than that, evenly spread.
+
+    >>> apart([10.0, 12.0, 50.0], 10.0, 0.0, 100.0)
+    [6.0, 16.0, 50.0]
+    """
+    if not places:
+        return []
+    gap = min(gap, (high - low) / max(1, len(places) - 1))
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    groups: list[tuple[float, int]] = []  # middle, members
+    for i in order:
+        middle, members = places[i], 1
+        while True:
+            half = gap * (members - 1) / 2
+            middle = min(max(middle, low + half), high - half)
+            if not groups or groups[-1][0] + gap * (groups[-1][1] + members) / 2 <= middle + 1e-9:
+                break
+            before, others = groups.pop()
+            middle, members = (before * others + middle * members) / (others + members), others + members
+        groups.append((middle, members))
+    spread = [middle + gap * (j - (members - 1) / 2) for middle, members in groups for j in range(members)]
+    found = [0.0] * len(places)
+    for i, place in zip(order, spread, strict=True):
+        found[i] = place
+    return found
+
+
+def _interval(series: Series, i: int) -> str:
+    if not len(series.low) or missing(series.low[i]):
+        return ""
+    return f" ({said(series.low[i])} to {said(series.high[i])})"
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """A line through the points, broken where there is none."""
+    text, pen = [], "M"
+    for x, y in points:
+        if missing(x) or missing(y):
+            pen = "M"
+            continue
+        text.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L"
+    return "".join(text)
+
+
+def _at(place: float) -> float:
+    return round(place, 1)
+
+
+def _classes(name: str, colour: int | None) -> str:
+    return name if colour is None else f"{name} c{colour % COLOURS}"
+
+
+def marker(colour: int) -> Callable[[float, float], str]:
+    """The shape of points in a colour: colours alone do not tell series apart."""
+    return MARKERS[colour % len(MARKERS)]
+
+
+MARKERS: tuple[Callable[[float, float], str], ...] = (
+    lambda x, y: f"M{x - 3:.1f} {y:.1f}a3 3 0 1 0 6 0a3 3 0 1 0-6 0",  # circle
+    lambda x, y: f"M{x - 2.7:.1f} {y - 2.7:.1f}h5.4v5.4h-5.4Z",  # square
+    lambda x, y: f"M{x:.1f} {y - 3.8:.1f}l3.6 6.2h-7.2Z",  # triangle
+    lambda x, y: f"M{x:.1f} {y - 3.9:.1f}l3.9 3.9l-3.9 3.9l-3.9-3.9Z",  # diamond
+)
