@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsoft.clientdata import Augment
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
 from fedsoft.images import Images, Source, by_client, federate, label_permutations, variants
@@ -237,3 +238,41 @@ def test_every_id_is_a_client_with_its_own_points() -> None:
         found = [*numbers(fed.train.client(k)[0]), *numbers(fed.held_out.client(k)[0])]
         assert sorted(found) == np.flatnonzero(ids == int(name)).tolist()
     assert (numbers(fed.train.x) % 3 == fed.train.y.numpy()).all()
+
+
+# Smaller images
+
+
+def test_smaller_images_hold_means_of_squares_rounded() -> None:
+    x = torch.tensor([[[[1, 2, 255, 255], [2, 2, 255, 255], [0, 0, 0, 1], [0, 1, 1, 0]]]], dtype=torch.uint8)
+    small = Images(x, torch.tensor([0])).shrunk("test", 2)
+    assert small.x.tolist() == [[[[2, 255], [0, 1]]]]  # 7/4, 255, 1/4, 2/4
+    assert small.x.dtype == torch.uint8
+
+
+@given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 3]), st.integers(0, 2**32 - 1))
+def test_smaller_images_are_those_of_average_pooling(size: int, channels: int, seed: int) -> None:
+    x = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, channels, 12, 12), dtype=np.uint8))
+    small = Images(x, torch.zeros(3, dtype=torch.int64)).shrunk("test", size)
+    pooled = torch.nn.functional.avg_pool2d(x.double(), 12 // size)
+    assert torch.equal(small.x, (pooled + 0.5).floor().to(torch.uint8))
+
+
+def test_a_size_that_is_no_divisor_is_refused() -> None:
+    with pytest.raises(InputError, match=r"test\.size = 4 is not allowed: should be one of 1, 2, 3, 6"):
+        TRAIN.shrunk("test", 4)
+    assert TRAIN.shrunk("test", None) is TRAIN
+    assert TRAIN.shrunk("test", 6) is TRAIN
+
+
+# Varied images
+
+
+def test_only_training_images_are_varied() -> None:
+    fed, _ = made(augment=True)
+    assert fed.train.augment == Augment(pad=0, flip=True)  # an eighth of 6 pixels
+    assert fed.held_out.augment is None
+    plain, _ = made()
+    assert plain.train.augment is None
+    assert torch.equal(plain.train.x, fed.train.x)
+    assert plain.fingerprint != fed.fingerprint

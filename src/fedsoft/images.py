@@ -10,7 +10,7 @@ the paper. Test sets are the published test images.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.clientdata import ClientData
+from fedsoft.clientdata import Augment, ClientData
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape, Federation, Truth
 from fedsoft.partition import Partition, apportion
@@ -44,6 +44,19 @@ class Images:
     def of(x: np.ndarray, y: np.ndarray) -> Images:
         """Without a copy where the types are right already."""
         return Images(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64, copy=False)))
+
+    def shrunk(self, name: str, size: int | None) -> Images:
+        """Images whose sides have `size` pixels, each the mean of a square of the old ones, as bytes still."""
+        height, width = self.x.shape[-2:]
+        if size is None or size == height == width:
+            return self
+        if height != width or height % size:
+            sides = [side for side in range(1, height + 1) if height % side == 0]
+            raise InputError(f"{name}.size = {size} is not allowed: should be one of {', '.join(map(str, sides))}")
+        factor = height // size
+        squares = self.x.numpy().reshape(*self.x.shape[:2], size, factor, size, factor)
+        total = squares.sum(axis=(3, 5), dtype=np.uint32)
+        return Images(torch.from_numpy(((total + factor**2 // 2) // factor**2).astype(np.uint8)), self.y)
 
     def take(self, index: np.ndarray) -> Images:
         """Some of the images."""
@@ -124,6 +137,7 @@ def federate(
     held_out: float,
     test_points: int | None,
     seed: int,
+    augment: bool = False,
 ) -> Federation:
     """Clients that draw from these sources as in the paper. For the arguments see the data sets."""
     low, high = points
@@ -146,6 +160,8 @@ def federate(
         names=tuple(source.name for source in sources),
     )
     shape = DataShape("classification", tuple(sources[0].train.x.shape[1:]), classes)
+    if augment:  # the paper's 4 pixels of 32; held-out and test images stay as they are
+        train = replace(train, augment=Augment(pad=shape.input[1] // 8, flip=True))
     return Federation(train, held, tuple(map(str, range(clients))), shape, truth)
 
 

@@ -9,8 +9,10 @@ import torch
 
 import fedsoft as fs
 from fedsoft import fetch, plugins
+from fedsoft.clientdata import Augment
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
+from fedsoft.images import Images
 from tests.pictures import number_of, write_cifar
 
 
@@ -81,3 +83,18 @@ def test_real_photographs_can_be_read() -> None:
     # Skies are blue and above: the upper rows have more blue than the lower ones, against red.
     blue = (x[:, 2].double() - x[:, 0].double()).mean(0)
     assert blue[:10].mean() > blue[-10:].mean()
+
+
+def test_training_images_are_varied_as_in_the_paper_unless_told(folder: Path) -> None:
+    assert made(folder)[0].train.augment == Augment(pad=4, flip=True)
+    assert made(folder, size=16)[0].train.augment == Augment(pad=2, flip=True)
+    assert made(folder, augment=False)[0].train.augment is None
+
+
+def test_smaller_photographs(folder: Path) -> None:
+    fed, truth = made(folder, size=8)
+    assert fed.shape.input == (3, 8, 8)
+    whole = made(folder)[1].tests[0][0]
+    assert torch.equal(truth.tests[0][0], Images(whole, torch.zeros(20)).shrunk("", 8).x)
+    with pytest.raises(InputError, match=r"cifar10\.size = 5 is not allowed: should be one of 1, 2, 4, 8, 16, 32"):
+        made(folder, size=5)

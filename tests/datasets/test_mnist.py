@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft import plugins
 from fedsoft.errors import InputError
 from tests.pictures import idx, number_of, numbered, write_mnist
 
@@ -40,3 +41,14 @@ def test_swapped_files_are_one_sentence(name: str, tmp_path: Path) -> None:
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(idx(numbered(60, 28, 28)))
     with pytest.raises(InputError, match="holds images, should hold labels"):
         getattr(fs.datasets, name)(data_dir=tmp_path)
+
+
+@BOTH
+def test_the_shared_settings_are_described_and_checked(name: str) -> None:
+    made = getattr(fs.datasets, name)
+    assert made.__name__ == name
+    assert all(f"        {key}: " in made.__doc__ for key in plugins.parameters(made))
+    with pytest.raises(InputError, match=rf"{name}\.rotations = 45 is not allowed"):
+        made(rotations=[45])
+    with pytest.raises(InputError, match=f"unknown setting of {name} 'rotation': did you mean 'rotations'"):
+        made(rotation=[0])

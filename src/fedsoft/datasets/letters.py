@@ -30,6 +30,7 @@ def letters(
     points: tuple[Count, Count] = (100, 200),
     held_out: Share = 0.25,
     test_points: Count | None = None,
+    size: Count | None = None,
     data_dir: str | Path | None = None,
     seed: int = 0,
 ) -> Federation:
@@ -44,6 +45,7 @@ def letters(
         points: n_k is uniform from the first to the second number, both included.
         held_out: further points of each client, as a share of n_k, from images that nobody trains on.
         test_points: size of the test set of each source; all test images when it is not given.
+        size: pixels of a side, a divisor of 28: images are averaged down to it.
         data_dir: folder with the files; else FEDSOFT_DATA and the cache (see `fedsoft data`).
         seed: of all draws.
     """
@@ -53,7 +55,7 @@ def letters(
     sources = [
         source
         for case in cases
-        for source in variants(_case(train, case), _case(test, case), CLASSES, rotations, 1, seed, case)
+        for source in variants(_case(train, case, size), _case(test, case, size), CLASSES, rotations, 1, seed, case)
     ]
     return federate(
         "letters",
@@ -68,9 +70,9 @@ def letters(
     )
 
 
-def _case(pictures: fetch.Pictures, case: str) -> Images:
+def _case(pictures: fetch.Pictures, case: str, size: int | None) -> Images:
     """The letters of one case, labelled 0 to 25."""
     label = pictures.y - FIRST[case]
     chosen = np.flatnonzero((label >= 0) & (label < CLASSES))
     # EMNIST stores its images transposed.
-    return Images.of(pictures.x[chosen].swapaxes(-2, -1), label[chosen])
+    return Images.of(pictures.x[chosen].swapaxes(-2, -1), label[chosen]).shrunk("letters", size)
