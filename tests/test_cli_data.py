@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsoft import fetch
+from fedsoft import registry
 from fedsoft.cli import app, main
 from tests.pictures import numbered, write_cifar, write_letters
 
@@ -25,8 +25,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """The command in an empty folder: exit code and both outputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path / "data"))
-    monkeypatch.setattr(fetch, "cache", lambda: tmp_path / "cache")
+    monkeypatch.setenv(registry.VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setattr(registry, "cache", lambda: tmp_path / "cache")
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedsoft", "data", *arguments])
@@ -96,9 +96,9 @@ def test_fetch_uses_what_is_there_and_says_when_there_is_no_network(
     assert (code, told) == (0, "")
     assert json.loads(out)["folder"] == str(tmp_path / "data" / "letters")
 
-    wanted = fetch.collection("cifar10")
-    part = fetch.Download("http://127.0.0.1:1/c.tar.gz", "0" * 32, "c", wanted.files)
-    monkeypatch.setitem(fetch.COLLECTIONS, "cifar10", replace(wanted, downloads=(part,)))
+    wanted = registry.collection("cifar10")
+    part = registry.Download("http://127.0.0.1:1/c.tar.gz", "0" * 32, "c", wanted.files)
+    monkeypatch.setitem(registry.COLLECTIONS, "cifar10", replace(wanted, downloads=(part,)))
     code, _, told = run("fetch", "cifar10")
     assert code == 2
     assert "http://127.0.0.1:1/c.tar.gz cannot be downloaded (" in told

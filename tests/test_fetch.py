@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -14,22 +15,23 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from fedsoft import fetch
+from fedsoft import download, fetch, registry
 from fedsoft.errors import InputError
 from tests.pictures import LETTERS, idx, numbered, write_cifar, write_letters, write_mnist
 
-LETTER_FILES = fetch.collection("letters").files
-CIFAR_FILES = fetch.collection("cifar10").files
+LETTER_FILES = registry.collection("letters").files
+CIFAR_FILES = registry.collection("cifar10").files
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No files anywhere, and a cache of our own."""
-    monkeypatch.delenv(fetch.VARIABLE, raising=False)
-    monkeypatch.setattr(fetch, "cache", lambda: tmp_path / "cache")
+    monkeypatch.delenv(registry.VARIABLE, raising=False)
+    monkeypatch.setattr(registry, "cache", lambda: tmp_path / "cache")
     return tmp_path
 
 
@@ -41,14 +43,14 @@ def sentence(action: Callable[[], object]) -> str:
 
 
 def found_in(name: str, data_dir: Path | None = None) -> Path:
-    return next(iter(fetch.find(fetch.collection(name), data_dir).values())).parent
+    return next(iter(registry.find(registry.collection(name), data_dir).values())).parent
 
 
 # What is known
 
 
 def test_addresses_and_checksums_have_their_form() -> None:
-    for wanted in fetch.COLLECTIONS.values():
+    for wanted in registry.COLLECTIONS.values():
         assert sorted(file for part in wanted.downloads for file in part.files) == sorted(wanted.files)
         for part in wanted.downloads:
             assert part.url.startswith("https://")
@@ -66,7 +68,7 @@ def test_the_order_is_data_dir_then_the_variable_then_the_cache(home: Path, monk
     write_letters(home / "cache" / "letters", 1, 1)
     assert found_in("letters") == home / "cache" / "letters"
     write_letters(home / "variable" / "letters", 1, 1)
-    monkeypatch.setenv(fetch.VARIABLE, str(home / "variable"))
+    monkeypatch.setenv(registry.VARIABLE, str(home / "variable"))
     assert found_in("letters") == home / "variable" / "letters"
     assert found_in("letters", home / "given") == home / "variable" / "letters"
     write_letters(home / "given", 1, 1)
@@ -74,7 +76,7 @@ def test_the_order_is_data_dir_then_the_variable_then_the_cache(home: Path, monk
 
 
 def test_subfolders_are_looked_into_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fetch.VARIABLE, str(home))
+    monkeypatch.setenv(registry.VARIABLE, str(home))
     write_cifar(home / "cifar-10-batches-bin", 10)
     write_mnist(home / "mnist")
     assert found_in("cifar10") == home / "cifar-10-batches-bin"
@@ -85,7 +87,7 @@ def test_subfolders_are_looked_into_by_name(home: Path, monkeypatch: pytest.Monk
 def test_mnist_is_not_taken_for_fashion(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Their files have the same names: only somebody who says so gets a folder without their names.
     write_mnist(home)
-    monkeypatch.setenv(fetch.VARIABLE, str(home))
+    monkeypatch.setenv(registry.VARIABLE, str(home))
     sentence(lambda: found_in("fashion"))
     sentence(lambda: found_in("mnist"))
     assert found_in("fashion", home) == home
@@ -101,14 +103,14 @@ def test_all_files_come_from_one_folder(home: Path, monkeypatch: pytest.MonkeyPa
     write_letters(home / "half", 1, 1)
     (home / "half" / LETTER_FILES[3]).unlink()
     write_letters(home / "whole", 2, 1)
-    monkeypatch.setenv(fetch.VARIABLE, str(home / "whole"))
+    monkeypatch.setenv(registry.VARIABLE, str(home / "whole"))
     assert found_in("letters", home / "half") == home / "whole"
 
 
 def test_a_missing_file_is_named_with_where_it_was_looked_for_and_how_to_get_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(fetch.VARIABLE, str(home / "variable"))
+    monkeypatch.setenv(registry.VARIABLE, str(home / "variable"))
     write_letters(home / "given", 1, 1)
     (home / "given" / LETTER_FILES[2]).unlink()
     text = sentence(lambda: fetch.load("letters", home / "given"))
@@ -120,7 +122,7 @@ def test_a_missing_file_is_named_with_where_it_was_looked_for_and_how_to_get_it(
 
 
 def test_without_pooch_there_is_no_cache_but_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "cache", lambda: None)
+    monkeypatch.setattr(registry, "cache", lambda: None)
     assert "looked in no folder" in sentence(lambda: fetch.load("letters"))
     assert "needs the package 'pooch'" in sentence(lambda: fetch.fetch("letters"))
 
@@ -142,11 +144,11 @@ def test_images_and_labels_must_belong_together(home: Path) -> None:
 def test_check_tells_a_part_from_the_whole_and_from_other_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(home, train=2, test=1)
     assert fetch.check("mnist", home).verdict == "readable, but fewer images than were published"
-    small = replace(fetch.collection("mnist"), counts=(20, 10))
-    monkeypatch.setitem(fetch.COLLECTIONS, "mnist", small)
+    small = replace(registry.collection("mnist"), counts=(20, 10))
+    monkeypatch.setitem(registry.COLLECTIONS, "mnist", small)
     assert fetch.check("mnist", home).verdict.startswith("readable, but not the published bytes: train-images")
     right = tuple(replace(part, md5=md5(home / part.files[0])) for part in small.downloads)
-    monkeypatch.setitem(fetch.COLLECTIONS, "mnist", replace(small, downloads=right))
+    monkeypatch.setitem(registry.COLLECTIONS, "mnist", replace(small, downloads=right))
     assert fetch.check("mnist", home).verdict == "complete, checksums right"
 
 
@@ -169,10 +171,10 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server(home: Path) -> Iterator[str]:
+@contextlib.contextmanager
+def serving(handler: type[Quiet], home: Path) -> Iterator[str]:
     (home / "www").mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(home / "www"))) as httpd:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(home / "www"))) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{httpd.server_address[1]}"
@@ -180,11 +182,17 @@ def server(home: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.fixture
+def server(home: Path) -> Iterator[str]:
+    with serving(Quiet, home) as url:
+        yield url
+
+
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, url: str, archive: Path, checksum: str | None = None) -> None:
     """Make an archive on this machine the address of a data set."""
-    wanted = fetch.collection(name)
+    wanted = registry.collection(name)
     part = replace(wanted.downloads[0], url=f"{url}/{archive.name}", md5=checksum or md5(archive))
-    monkeypatch.setitem(fetch.COLLECTIONS, name, replace(wanted, downloads=(part,)))
+    monkeypatch.setitem(registry.COLLECTIONS, name, replace(wanted, downloads=(part,)))
 
 
 def tar(archive: Path, folder: Path, names: tuple[str, ...] = CIFAR_FILES) -> None:
@@ -221,12 +229,12 @@ def test_a_zip_goes_into_the_folder_asked_for(home: Path, server: str, monkeypat
 
 def test_plain_files_are_downloaded_one_by_one(home: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(home / "www")
-    wanted = fetch.collection("mnist")
+    wanted = registry.collection("mnist")
     parts = tuple(
         replace(part, url=f"{server}/{part.files[0]}", md5=md5(home / "www" / part.files[0]))
         for part in wanted.downloads
     )
-    monkeypatch.setitem(fetch.COLLECTIONS, "mnist", replace(wanted, downloads=parts))
+    monkeypatch.setitem(registry.COLLECTIONS, "mnist", replace(wanted, downloads=parts))
     assert fetch.fetch("mnist").train == 60
 
 
@@ -251,9 +259,120 @@ def test_an_address_that_does_not_answer_is_one_sentence(
     assert f"put its files into '{home / 'cache' / 'cifar-10-batches-bin'}'" in text
 
 
+class Moody(Quiet):
+    """Sends half of what it promised and hangs up, as often as told; knows ranges where told."""
+
+    breaks: ClassVar[int] = 1
+    ranges: ClassVar[bool] = True
+    asked: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        type(self).asked.append(wanted)
+        content = (Path(self.directory) / self.path.lstrip("/")).read_bytes()
+        first = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.ranges else 0
+        if first >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        rest = content[first:]
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if type(self).breaks:
+            type(self).breaks -= 1
+            rest = rest[: len(rest) // 2]
+        self.wfile.write(rest)
+        self.close_connection = True
+
+
+@pytest.fixture
+def moody(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    Moody.breaks, Moody.ranges, Moody.asked = 1, True, []
+    monkeypatch.setattr(download, "BLOCK", 16)
+    with serving(Moody, home) as url:
+        yield url
+
+
+def small_archive(home: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    write_cifar(home / "made", 10)
+    archive = home / "www" / "c.tar.gz"
+    tar(archive, home / "made")
+    publish(monkeypatch, "cifar10", url, archive)
+    return archive.stat().st_size
+
+
+def test_a_download_that_breaks_goes_on_where_it_stopped(
+    home: Path, moody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = small_archive(home, moody, monkeypatch)
+    Moody.breaks = 3
+    told: list[tuple[int, int | None]] = []
+    assert fetch.fetch("cifar10", progress=lambda url, done, total: told.append((done, total))).train == 50
+    done, asked = 0, []
+    for _ in range(3):
+        done += (size - done) // 2 // 16 * 16
+        asked.append(f"bytes={done}-")
+    assert Moody.asked == [None, *asked]
+    assert told[0] == (0, None)
+    assert told[-1] == (size, size)
+    assert told == sorted(told, key=lambda at: at[0])
+    assert sorted(path.name for path in (home / "cache" / "cifar-10-batches-bin").iterdir()) == sorted(CIFAR_FILES)
+
+
+def test_a_server_that_knows_no_ranges_begins_anew(home: Path, moody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_archive(home, moody, monkeypatch)
+    Moody.ranges = False
+    assert fetch.fetch("cifar10").train == 50
+    assert len(Moody.asked) == 2
+
+
+def test_what_was_cut_off_is_kept_for_the_next_time(home: Path, moody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = small_archive(home, moody, monkeypatch)
+    (home / "cache" / "cifar-10-batches-bin").mkdir(parents=True)
+    kept = home / "cache" / "cifar-10-batches-bin" / ".c.tar.gz.part"
+    kept.write_bytes((home / "www" / "c.tar.gz").read_bytes()[:100])
+    wanted = registry.collection("cifar10")
+    gone = replace(wanted.downloads[0], url="http://127.0.0.1:1/c.tar.gz")
+    with monkeypatch.context() as patched:
+        patched.setitem(registry.COLLECTIONS, "cifar10", replace(wanted, downloads=(gone,)))
+        assert "try again, it goes on where it stopped, or" in sentence(lambda: fetch.fetch("cifar10"))
+    assert kept.stat().st_size == 100
+    Moody.breaks = 0
+    assert fetch.fetch("cifar10").train == 50
+    assert Moody.asked == ["bytes=100-"]
+    assert not kept.exists()
+    assert size > 100
+
+
+@pytest.mark.parametrize("excess", [0, 5])
+def test_a_part_of_another_file_is_thrown_away(
+    home: Path, moody: str, monkeypatch: pytest.MonkeyPatch, excess: int
+) -> None:
+    """As long as the file or longer: the server has nothing to add."""
+    size = small_archive(home, moody, monkeypatch)
+    (home / "cache" / "cifar-10-batches-bin").mkdir(parents=True)
+    kept = home / "cache" / "cifar-10-batches-bin" / ".c.tar.gz.part"
+    kept.write_bytes(bytes(size + excess))
+    Moody.breaks = 0
+    assert fetch.fetch("cifar10").train == 50
+    assert Moody.asked == [f"bytes={size + excess}-", None]
+
+
+def test_a_shorter_part_of_another_file_fails_once(home: Path, moody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_archive(home, moody, monkeypatch)
+    (home / "cache" / "cifar-10-batches-bin").mkdir(parents=True)
+    (home / "cache" / "cifar-10-batches-bin" / ".c.tar.gz.part").write_bytes(bytes(100))
+    Moody.breaks = 0
+    assert "nothing was kept" in sentence(lambda: fetch.fetch("cifar10"))
+    assert not list((home / "cache" / "cifar-10-batches-bin").iterdir())
+    assert fetch.fetch("cifar10").train == 50
+
+
 def test_a_download_without_end_is_cut_off(home: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "www" / "c.tar.gz").write_bytes(bytes(2000))
-    monkeypatch.setattr(fetch, "DOWNLOAD_LIMIT", 1000)
+    monkeypatch.setattr(download, "DOWNLOAD_LIMIT", 1000)
     publish(monkeypatch, "cifar10", server, home / "www" / "c.tar.gz")
     assert "it has more than 1000 bytes" in sentence(lambda: fetch.fetch("cifar10"))
     assert not list((home / "cache" / "cifar-10-batches-bin").iterdir())
@@ -275,7 +394,7 @@ def test_malicious_archives_are_refused(home: Path, server: str, monkeypatch: py
     if kind == "cut":
         archive.write_bytes(archive.read_bytes()[:-200])
     if kind == "bomb":
-        monkeypatch.setattr(fetch, "MEMBER_LIMIT", 1000)
+        monkeypatch.setattr(download, "MEMBER_LIMIT", 1000)
     publish(monkeypatch, "cifar10", server, archive)
     words = {"link": "is not a plain file", "missing": "lacks a file", "cut": "damaged", "bomb": "is not kept"}
     assert words[kind] in sentence(lambda: fetch.fetch("cifar10"))
@@ -300,7 +419,7 @@ def test_a_stream_is_written_whole_or_not_at_all(home: Path) -> None:
             raise EOFError("cut")
 
     with pytest.raises(EOFError):
-        fetch._write(Broken(), home / "x")
+        download._write(Broken(), home / "x")
     assert not list(home.iterdir())
 
 

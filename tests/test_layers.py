@@ -15,8 +15,8 @@ KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
 # From the ground up. A module may import what stands before it.
 ORDER = [
     "errors", "checks", "machine", "threads", "tensorfile", "vault", "seeds", "kernels", "partition", "clientdata",
-    "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "fetch", "images",
-    "published",
+    "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
+    "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
     "simulate", "scores", "training", "spec", "store", "runs", "compare", "theory", "reports", "progress", "cli",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Readers for the formats that images are published in: idx, CIFAR-10's binary batches, and numpy's arrays.
+"""Readers for the formats that images are published in: idx, CIFAR-10's binary batches, numpy's arrays, parquet.
 
 Files come from elsewhere, so nothing in them is believed. Nothing is unpickled; every size is checked against what the
 file can hold before memory is asked for; unpacking stops where the header says that the data ends. What cannot be read
@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,14 @@ MAX_CODE_POINT = 0x10FFFF
 GZIP = b"\x1f\x8b"
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
+
+
+class Stream(Protocol):
+    """What bytes are read from: a file, or one that is unpacked on the way."""
+
+    def read(self, size: int = ..., /) -> bytes:
+        """The next bytes, none at the end."""
+        ...
 
 
 def bad(file: Path, what: str) -> InputError:
@@ -90,7 +98,7 @@ def _idx(file: Path, dimensions: int, what: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[tuple[IO[bytes], bool]]:
+def _opened(file: Path) -> Iterator[tuple[Stream, bool]]:
     """The content of a file, unpacked where gzip packed it (its first bytes tell, not its name)."""
     try:
         with file.open("rb") as raw:
@@ -100,7 +108,7 @@ def _opened(file: Path) -> Iterator[tuple[IO[bytes], bool]]:
                 yield raw, False
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield unpacked, True  # type: ignore[misc]
+                yield unpacked, True
     except InputError:  # a ValueError too
         raise
     except EOFError:
@@ -207,6 +215,65 @@ def _array(file: Path, name: str, stream: IO[bytes], room: int) -> np.ndarray:
     return found.reshape(shape)
 
 
+# Parquet
+
+
+def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Columns of numbers, text or lists of numbers by name; lists of equal lengths become further axes."""
+    size_of(file)
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(str(file)) as opened:
+            known = opened.schema_arrow.names
+            for name in names:
+                if known.count(name) != 1:
+                    told = ", ".join(known[:20]) or "none"
+                    raise bad(file, f"has {known.count(name)} columns '{name}', should have one (it has: {told})")
+            size = _unpacked(opened, names)
+            _check_room(file, size, size, f"{opened.metadata.num_rows} rows of {size} bytes")
+            table = opened.read(columns=list(names))
+        return {name: _column(file, name, table.column(name).combine_chunks()) for name in names}
+    except InputError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise bad(file, f"is damaged or not a parquet file ({error}): get it again") from None
+
+
+def _unpacked(opened: Any, names: Sequence[str]) -> int:
+    """The bytes that some columns of a parquet file say they unpack to."""
+    about = opened.metadata
+    groups = (about.row_group(i) for i in range(about.num_row_groups))
+    parts = (group.column(j) for group in groups for j in range(group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in names)
+
+
+def _column(file: Path, name: str, column: Any) -> np.ndarray:
+    """One column as an array."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    shape = [len(column)]
+    while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+        lengths = compute.call_function("list_value_length", [column]).unique().to_pylist()
+        if len(lengths) > 1 or column.null_count:
+            raise bad(file, f"has lists of different lengths in column '{name}', should be of one")
+        shape.append(lengths[0] if lengths else 0)
+        column = column.flatten()
+    column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+    if column.null_count:
+        raise bad(file, f"has missing values in column '{name}', fill them or drop those rows")
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        values = np.array(column.to_numpy(zero_copy_only=False))  # a copy: arrow's memory may not be written to
+    elif types.is_string(column.type) or types.is_large_string(column.type):
+        values = np.array(column.to_pylist(), dtype=np.str_)
+    else:
+        raise bad(file, f"has {column.type} in column '{name}', should be numbers or text")
+    return values.reshape(shape)
+
+
 # What all of them share
 
 
@@ -222,14 +289,14 @@ def _check_room(file: Path, claimed: int, room: int, what: str) -> None:
         raise bad(file, f"is too large: its header says {what}, at most {LIMIT} bytes are read")
 
 
-def _exactly(file: Path, stream: IO[bytes], count: int) -> bytes:
+def _exactly(file: Path, stream: Stream, count: int) -> bytes:
     found = stream.read(count)
     if len(found) < count:
         raise bad(file, f"is truncated: it ends after {len(found)} bytes, within its header")
     return found
 
 
-def _fill(file: Path, stream: IO[bytes], count: int) -> np.ndarray:
+def _fill(file: Path, stream: Stream, count: int) -> np.ndarray:
     """So many bytes, block by block: memory is in use only as far as there is data."""
     values = np.empty(count, np.uint8)
     done = 0
@@ -242,7 +309,7 @@ def _fill(file: Path, stream: IO[bytes], count: int) -> np.ndarray:
     return values
 
 
-def _check_end(file: Path, stream: IO[bytes]) -> None:
+def _check_end(file: Path, stream: Stream) -> None:
     """Nothing may follow. Reading on also makes unpackers compare their checksums."""
     if stream.read(1):
         raise bad(file, "is damaged: it goes on after the data that its header says")

@@ -89,3 +89,36 @@ class ComparisonProgress:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+
+class DownloadProgress:
+    """A bar for each address that is downloaded from, with speed and time left; one line each in a log file."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.tasks: dict[str, progress.TaskID] = {}
+
+    def update(self, url: str, done: int, total: int | None) -> None:
+        """So many bytes of an address are there."""
+        if url not in self.tasks:
+            self.tasks[url] = self.bar.add_task(url.rpartition("/")[2], total=total)
+            self.console.print(f"Downloading {url} ...", soft_wrap=True, highlight=False, markup=False)
+        self.bar.update(self.tasks[url], completed=done, total=total)
+
+    def __enter__(self) -> DownloadProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from fedsoft import fetch
+from fedsoft import fetch, registry
 from fedsoft.checks import checked
 from fedsoft.federation import Federation
 from fedsoft.images import Count, Images, Permutations, Rotations, Share, federate, variants
@@ -60,7 +60,7 @@ def published(
     """A data set of published images, of which every rotation and renaming of labels is a source.
 
     Arguments:
-        name: of its files, see `fetch`.
+        name: of its files, see `registry`.
         about: what it is, in one line.
         clients, points, augment: the defaults of these settings.
     """
@@ -79,7 +79,7 @@ def published(
         data_dir: str | Path | None = None,
         seed: int = 0,
     ) -> Federation:
-        classes = len(fetch.collection(name).classes)
+        classes = len(registry.collection(name).classes)
         train, test = (Images.of(part.x, part.y).shrunk(name, size) for part in fetch.load(name, data_dir))
         return federate(
             name,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import fetch, plugins
+from fedsoft import plugins, registry
 from fedsoft.clientdata import Augment
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
@@ -75,8 +75,8 @@ def test_a_damaged_batch_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_real_photographs_can_be_read() -> None:
-    if not os.environ.get(fetch.VARIABLE) or fetch.locate(fetch.collection("cifar10")) is None:
-        pytest.skip(f"CIFAR-10 is not in the folder that {fetch.VARIABLE} names")
+    if not os.environ.get(registry.VARIABLE) or registry.locate(registry.collection("cifar10")) is None:
+        pytest.skip(f"CIFAR-10 is not in the folder that {registry.VARIABLE} names")
     fed = fs.datasets.cifar10(clients=2, points=(100, 100), test_points=500)
     assert fed.truth is not None
     x, _ = fed.truth.tests[0]

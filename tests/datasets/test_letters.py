@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import fetch, plugins
+from fedsoft import plugins, registry
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
 from tests.pictures import LETTERS, number_of, write_idx, write_letters
@@ -113,8 +113,8 @@ def test_settings_survive_being_written_down(folder: Path) -> None:
 
 
 def test_real_letters_look_like_letters() -> None:
-    if not os.environ.get(fetch.VARIABLE) or fetch.locate(fetch.collection("letters")) is None:
-        pytest.skip(f"the letters are not in the folder that {fetch.VARIABLE} names")
+    if not os.environ.get(registry.VARIABLE) or registry.locate(registry.collection("letters")) is None:
+        pytest.skip(f"the letters are not in the folder that {registry.VARIABLE} names")
     fed = fs.datasets.letters(clients=4, points=(50, 50), test_points=200)
     assert fed.truth is not None
     (x, y), (big, big_y) = (test for test in fed.truth.tests)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -59,6 +61,83 @@ def test_a_folder_of_arrays_is_the_same(tmp_path: Path) -> None:
     one, other = fs.datasets.natural(tmp_path), fs.datasets.natural(write(tmp_path))
     assert torch.equal(one.train.x, other.train.x)
     assert one.names == other.names
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    given = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(given), path / "a.parquet")
+    return path / "a.parquet"
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3])
+@pytest.mark.parametrize("form", ["nested", "flat", "fixed"])
+def test_a_parquet_file_is_the_same(tmp_path: Path, channels: int | None, form: str) -> None:
+    images = numbered(COUNT, 5, 5) if channels is None else numbered(COUNT, channels, 5, 5)
+    flat = pyarrow.array(images.reshape(COUNT, -1).tolist(), pyarrow.list_(pyarrow.uint8()))
+    if form == "fixed":
+        flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(images.ravel()), images[0].size)
+    nested = pyarrow.array(images.tolist())
+    if form == "nested":
+        deep: pyarrow.DataType = pyarrow.uint8()
+        for _ in range(images.ndim - 1):
+            deep = pyarrow.list_(deep)
+        nested = nested.cast(deep)
+    path = parquet(tmp_path, **arrays(images=nested if form == "nested" else flat))
+    one, other = fs.datasets.natural(path), fs.datasets.natural(write(tmp_path, images=images))
+    assert torch.equal(one.train.x, other.train.x)
+    assert torch.equal(one.held_out.y, other.held_out.y)
+    assert one.names == other.names
+
+
+def test_parquet_with_numbers_from_0_to_1_and_categories(tmp_path: Path) -> None:
+    images = np.linspace(0, 1, COUNT * 25).reshape(COUNT, 5, 5)
+    names = pyarrow.array(arrays()["clients"].tolist()).dictionary_encode()
+    one = fs.datasets.natural(parquet(tmp_path, **arrays(images=images, clients=names)))
+    other = fs.datasets.natural(write(tmp_path, images=images))
+    assert torch.equal(one.train.x, other.train.x)
+    assert one.names == other.names
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"images": [[1, 2]] * 11 + [[1]]}, "has lists of different lengths in column 'images'"),
+        ({"images": [[1, 2]] * 11 + [None]}, "has lists of different lengths in column 'images'"),
+        ({"images": [[1, 2]] * COUNT}, "has images of shape [12, 2]"),
+        ({"labels": [None] * 3 + [1] * 9}, "has missing values in column 'labels'"),
+        ({"labels": [True] * COUNT}, "has bool in column 'labels', should be numbers or text"),
+        ({"labels": np.full(COUNT, 0.5)}, "not whole numbers from 0"),
+        ({"clients": [{"a": 1}] * COUNT}, "should be numbers or text"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in sentence(parquet(tmp_path, **(arrays() | changes)))
+
+
+def test_other_files_are_not_taken_for_parquet(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 something PAR1")
+    assert "is damaged or not a parquet file" in sentence(tmp_path / "a.parquet")
+    assert "does not exist" in sentence(tmp_path / "b.parquet")
+    columns = arrays()
+    del columns["clients"]
+    text = sentence(parquet(tmp_path, **columns))
+    assert "has 0 columns 'clients', should have one (it has: images, labels)" in text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
+def test_changed_bytes_of_parquet_are_read_or_refused(tmp_path: Path, place: int, value: bytes) -> None:
+    path = parquet(tmp_path, **arrays())
+    content = bytearray(path.read_bytes())
+    start = place % len(content)
+    content[start : start + len(value)] = value
+    path.write_bytes(content)
+    told = ""
+    try:
+        fs.datasets.natural(path)
+    except InputError as error:
+        told = str(error)
+    assert len(told.splitlines()) <= 1
 
 
 def test_numbers_from_0_to_1_become_bytes(tmp_path: Path) -> None:

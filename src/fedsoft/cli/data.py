@@ -24,7 +24,7 @@ app.add_typer(data, name="data")
 
 
 def _names(incomplete: str) -> list[str]:
-    from fedsoft.fetch import COLLECTIONS
+    from fedsoft.registry import COLLECTIONS
 
     return [name for name in COLLECTIONS if name.startswith(incomplete)]
 
@@ -46,13 +46,13 @@ DirOption = Annotated[
 @data.command(epilog="Example:  fedsoft data ls")
 def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """List the data sets that need files, and where these are."""
-    from fedsoft import fetch
+    from fedsoft import registry
 
     rows = []
-    for name, wanted in fetch.COLLECTIONS.items():
-        found = fetch.locate(wanted, data_dir)
+    for name, wanted in registry.COLLECTIONS.items():
+        found = registry.locate(wanted, data_dir)
         folder = str(next(iter(found.values())).parent) if found else None
-        looked = [str(place) for place in fetch.places(wanted, data_dir)]
+        looked = [str(place) for place in registry.places(wanted, data_dir)]
         rows.append({"name": name, "about": wanted.about, "folder": folder, "looked_in": looked})
     if json_:
         print_json(rows)
@@ -66,13 +66,13 @@ def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
 
 @data.command(epilog="Example:  fedsoft data fetch letters")
 def fetch(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
-    """Download the files of a data set, unless they are there, and check them."""
+    """Download the files of a data set, unless they are there, and check them. What was cut off goes on."""
     from fedsoft import fetch as fetching
+    from fedsoft.progress import DownloadProgress
 
-    wanted = fetching.collection(name)
-    if fetching.locate(wanted, data_dir) is None:
-        err.print(f"Downloading {wanted.downloads[0].url} ...", soft_wrap=True, highlight=False)
-    _tell(fetching.fetch(name, data_dir), json_)
+    with DownloadProgress(err) as progress:
+        report = fetching.fetch(name, data_dir, progress.update)
+    _tell(report, json_)
 
 
 @data.command(epilog="Example:  fedsoft data check letters --data-dir ~/data")
@@ -150,7 +150,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _labels(name: str, classes: int) -> list[str]:
     """The names of the labels, as far as they have names."""
-    from fedsoft.fetch import COLLECTIONS
+    from fedsoft.registry import COLLECTIONS
 
     if name == "letters":
         return list(string.ascii_lowercase)

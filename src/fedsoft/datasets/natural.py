@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from fedsoft.checks import checked
 from fedsoft.federation import Federation
-from fedsoft.formats import bad, read_arrays
+from fedsoft.formats import bad, read_arrays, read_columns
 from fedsoft.images import Count, Images, by_client
 
 __all__ = ["natural"]
@@ -29,16 +30,17 @@ def natural(
     """Images of people who exist: one client for every different value in the array `clients`.
 
     Arguments:
-        path: an `.npz` archive with the arrays `images`, `labels` and `clients`, or a folder with `images.npy`,
-            `labels.npy` and `clients.npy`. Images are `[points, height, width]`, `[points, 1, height, width]` or
-            `[points, 3, height, width]`, as bytes or as numbers from 0 to 1; labels are whole numbers from 0, clients
-            whole numbers or text.
+        path: an `.npz` archive with the arrays `images`, `labels` and `clients`, a folder with `images.npy`,
+            `labels.npy` and `clients.npy`, or a `.parquet` file with these columns. Images are
+            `[points, height, width]`, `[points, 1, height, width]` or `[points, 3, height, width]`, as bytes or as
+            numbers from 0 to 1; labels are whole numbers from 0, clients whole numbers or text. A row of a parquet file
+            holds an image as nested lists, or as one list, pixel after pixel, where it is a square one.
         held_out: the share of each client's points that is kept for scoring its personal model.
         classes: the number of classes, when the largest label does not tell.
         seed: decides which points are held out.
     """
     where = Path(path)
-    arrays = read_arrays(where, NAMES)
+    arrays = _columns(where) if where.suffix.lower() == ".parquet" else read_arrays(where, NAMES)
     count = _check_lengths(where, arrays)
     labels = _labels(where, arrays["labels"])
     classes = classes if classes is not None else int(labels.max()) + 1
@@ -46,6 +48,19 @@ def natural(
         raise bad(where, f"has label {int(labels.max())}, should be 0 to {classes - 1}")
     images = Images.of(_pixels(where, arrays["images"], count), labels)
     return by_client(images, _owners(where, arrays["clients"]), classes, held_out, seed)
+
+
+def _columns(where: Path) -> dict[str, np.ndarray]:
+    """The columns of a parquet file; square images that are one list get their sides back."""
+    found = read_columns(where, NAMES)
+    images = found["images"]
+    if images.ndim == 2:
+        # Three times a square is never a square: so the length tells grey images from coloured ones.
+        for channels in (1, 3):
+            side = math.isqrt(images.shape[1] // channels)
+            if side and images.shape[1] == channels * side**2:
+                found["images"] = images.reshape(len(images), channels, side, side)
+    return found
 
 
 def _check_lengths(where: Path, arrays: dict[str, np.ndarray]) -> int:
