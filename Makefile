@@ -38,9 +38,8 @@ types: $(READY)
 docs: $(READY)  ## the page of all algorithms, from their docstrings
 	@$(BIN)/python -m fedsoft.reports.catalogue docs/algorithms.md
 
-bench: $(READY)  ## speed against the plain PyTorch loop, and growth with clients
-	@$(BIN)/python benchmarks/synthetic_round.py
-	@$(BIN)/python benchmarks/algorithms.py
+bench: $(READY)  ## the speed that is to be reached, against loops written by hand; compared with the last time
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

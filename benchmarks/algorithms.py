@@ -1,5 +1,7 @@
 """The time of a synthetic round of every algorithm per unit of client work, as a multiple of FedSoft's.
 
+    python -m benchmarks.algorithms [--repeats 3] [--quick] [--json FILE]
+
 One process, one thread. The federation is the paper's (100 clients of 100 to 200 points, linear regression in 10
 dimensions, 10 epochs, batch 10, Adam). Work is counted by the engine in gradient evaluations; the figure is the median
 over rounds after the first, each divided by that round's work. Algorithms and FedSoft take turns, so that a slow moment
@@ -37,15 +39,17 @@ def seconds_per_gradient(name: str, federation: fs.Federation) -> tuple[float, f
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=3, help="turns that each algorithm takes against FedSoft")
+    options.add_argument("--quick", action="store_true", help="few clients, two algorithms, one turn")
     options.add_argument("--json", type=Path, help="save the figures here")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    federation = fs.datasets.synthetic(partition="10:90", seed=0)
+    repeats, names = (1, ["fedavg", "ifca"]) if chosen.quick else (chosen.repeats, plugins.names("algorithms"))
+    federation = fs.datasets.synthetic(partition="10:90", clients=70 if chosen.quick else 100, seed=0)
     seconds_per_gradient("fedsoft", federation)  # warms up
     found = {}
-    for name in plugins.names("algorithms"):
+    for name in names:
         ratios, own, work = [], 0.0, 0.0
-        for _ in range(chosen.repeats):
+        for _ in range(repeats):
             reference, _ = seconds_per_gradient("fedsoft", federation)
             own, work = seconds_per_gradient(name, federation)
             ratios.append(own / reference)

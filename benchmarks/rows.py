@@ -1,0 +1,278 @@
+"""What the table measures: for every row the work, two sides that do it, and the ratio to reach."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks import machine, works
+from benchmarks.loops import Work
+from fedsoft.training import prepare
+
+Side = Callable[[], tuple[float, float]]
+"""Does a piece of the work: the seconds it took, and how many units it was."""
+
+Make = Callable[[bool], Side]
+"""A side made ready for its first piece; small ones for trying out."""
+
+ALLOWED = 1e-3  # difference in the same batches, relative to how far training moved the models
+
+
+@dataclass(frozen=True)
+class Row:
+    """A ratio to reach: theirs to ours, or ours to theirs where it should be `at_most` so much."""
+
+    work: str
+    against: str
+    theirs: Make
+    ours: Make
+    reach: float
+    aim: float | None = None  # to be reached later
+    at_most: bool = False
+    unit: str = "client step"
+    check: Callable[[], float] | None = None  # how much both sides differ when they use the same batches
+    obstacle: Callable[[], str | None] = lambda: None  # why it cannot be measured here
+
+    def ratio(self, theirs: float, ours: float) -> float:
+        return ours / theirs if self.at_most else theirs / ours
+
+    def reached(self, ratio: float) -> bool:
+        return ratio <= self.reach if self.at_most else ratio >= self.reach
+
+
+def piece(work: Callable[[], object], count: Callable[[], float], clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds and units of a piece of work; `count` is the units done so far."""
+    before, began = count(), clock()
+    work()
+    return clock() - began, count() - before
+
+
+# --- whole rounds -----------------------------------------------------------------------------------------------------
+
+
+def loop_of_rounds(make: Callable[[bool], Work], at_once: int) -> Make:
+    """The plain loop, some clients at a time, so that fedsoft can take turns with it."""
+
+    def side(small: bool) -> Side:
+        work = make(small)
+        loop = work.engine().loop(work)
+        rounds = loop.rounds(at_once)
+        return lambda: piece(lambda: next(rounds), lambda: loop.steps, time.process_time)
+
+    return side
+
+
+def engine_of_rounds(make: Callable[[bool], Work]) -> Make:
+    """fedsoft, two rounds at a time: one with estimation, one without."""
+
+    def side(small: bool) -> Side:
+        engine = make(small).engine()
+
+        def two_rounds() -> None:
+            engine.round()
+            engine.round()
+
+        return lambda: piece(two_rounds, lambda: engine.steps, time.process_time)
+
+    return side
+
+
+# --- steps of one client after the other ------------------------------------------------------------------------------
+
+
+def loop_of_steps(make: Callable[[bool], Work], *, tuned: bool = False) -> Make:
+    """An epoch of one client after the other. Where `tuned`, glibc keeps its memory too."""
+
+    def side(small: bool) -> Side:
+        if tuned:
+            machine.keep_heap()
+        work = make(small)
+        loop = work.engine().loop(work, tuned=tuned)
+        turns = itertools.cycle(range(len(loop.clients)))
+        return lambda: piece(lambda: loop.train(next(turns), 1), lambda: loop.steps, time.process_time)
+
+    return side
+
+
+def engine_of_steps(make: Callable[[bool], Work], epochs: int | None = None) -> Make:
+    """All that one client does in a round, then the next."""
+
+    def side(small: bool) -> Side:
+        engine = make(small).engine(epochs=epochs)
+        turns = itertools.cycle(range(len(engine.simulation.names)))
+        return lambda: piece(lambda: engine.train([next(turns)]), lambda: engine.steps, time.process_time)
+
+    return side
+
+
+def engine_with_workers(make: Callable[[bool], Work], workers: int) -> Make:
+    """All clients train for an epoch, by the clock on the wall."""
+
+    def side(small: bool) -> Side:
+        engine = make(small).engine(epochs=1, workers=workers)
+        everyone = list(range(len(engine.simulation.names)))
+        return lambda: piece(lambda: engine.train(everyone), lambda: engine.steps, time.perf_counter)
+
+    return side
+
+
+def no_workers() -> str | None:
+    known = "workers" in inspect.signature(prepare).parameters
+    return None if known else "a run has no workers yet"
+
+
+def no_heap() -> str | None:
+    return None if machine.keep_heap() else "there is no glibc whose heap could be tuned"
+
+
+# --- the machine's own limit ------------------------------------------------------------------------------------------
+
+
+def letters_limit(small: bool) -> Side:
+    """The floating-point operations of a step at the rate of a large product, and what Adam has to move at the rate of
+    a copy that stays in the cache: parameters, both moments and the pull's target read, all but the last written."""
+    points = 5
+    # Forward, and backward to weights and to inputs; nothing needs the slope of the image.
+    first, second = 2 * 28 * 28 * 25 * 32, 3 * 14 * 14 * 800 * 64
+    full = 3 * (3136 * 512 + 512 * 26)
+    operations = 2 * points * (first + second + full)
+    moved = (4 + 3) * 4 * machine.COPY["6.7 MB"]
+    seconds = 0.01 if small else 0.2
+
+    def side() -> tuple[float, float]:
+        product = machine.gemm_rate(machine.GEMM["1024 square"], seconds)
+        copy = machine.copy_rate(machine.COPY["6.7 MB"], seconds)
+        return operations / product + moved / copy, 1
+
+    return side
+
+
+# --- estimation -------------------------------------------------------------------------------------------------------
+
+
+def four_letters(small: bool) -> Work:
+    return works.letters(small, S=4)
+
+
+def loop_of_estimates(*, in_batches: bool) -> Make:
+    """Client after client, every center: in the batches of training, or all points of a client at once."""
+
+    def side(small: bool) -> Side:
+        work = four_letters(small)
+        loop = work.engine().loop(work)
+        turns, points = itertools.cycle(range(len(loop.clients))), [0]
+
+        def estimate() -> None:
+            k = next(turns)
+            loop.importance(k, in_batches=in_batches)
+            points[0] += len(loop.data[k][1])
+
+        return lambda: piece(estimate, lambda: points[0], time.process_time)
+
+    return side
+
+
+def engine_of_estimates(small: bool) -> Side:
+    engine = four_letters(small).engine()
+    points = [0]
+
+    def estimate() -> None:
+        engine.estimate()
+        points[0] += int(engine.simulation.sizes.sum())
+
+    return lambda: piece(estimate, lambda: points[0], time.process_time)
+
+
+# --- both sides compute the same --------------------------------------------------------------------------------------
+
+
+def same_round(make: Callable[[bool], Work]) -> Callable[[], float]:
+    """A small round of both loops and of fedsoft with the points in a fixed order, so that the batches are the same."""
+
+    def check() -> float:
+        work = make(True)
+        most = 0.0
+        for tuned in (False, True):
+            engine = work.engine(shuffle=False)
+            loop = engine.loop(work, shuffle=False, tuned=tuned)
+            start = torch.cat([engine.simulation.memory["w"], engine.state["centers"]]).clone()
+            next(loop.rounds(len(loop.clients)))
+            engine.round()
+            if loop.steps != engine.steps:
+                raise SystemExit(f"unequal work: {loop.steps} client steps by the loop, {engine.steps} by fedsoft")
+            theirs = loop.vectors(loop.clients + loop.centers)
+            ours = torch.cat([engine.simulation.memory["w"], engine.state["centers"]])
+            most = max(most, float((theirs - ours).norm() / (ours - start).norm()))
+        return _agree(most)
+
+    return check
+
+
+def same_estimates() -> float:
+    """Importance weights by both loops and by fedsoft: the share of points on which they do not agree."""
+    work = four_letters(True)
+    engine = work.engine()
+    loop = engine.loop(work)
+    u = engine.estimate()
+    both = [torch.stack([loop.importance(k, how) for k in range(len(loop.clients))]) for how in (False, True)]
+    return _agree(max(float((theirs - u).abs().max()) for theirs in both))
+
+
+def _agree(difference: float) -> float:
+    if not difference <= ALLOWED:
+        raise SystemExit(f"the loop and fedsoft differ by {difference:.1e} on the same batches")
+    return difference
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+PLAIN = "plain loop"
+
+ROWS: dict[str, Row] = {
+    "synthetic": Row(
+        "synthetic round, 84 clients", PLAIN,
+        loop_of_rounds(works.synthetic, 14), engine_of_rounds(works.synthetic), 200, aim=400,
+        check=same_round(works.synthetic),
+    ),
+    "digits": Row(
+        "digits MLP round, 100 clients", PLAIN,
+        loop_of_rounds(works.digits, 10), engine_of_rounds(works.digits), 4, aim=8, check=same_round(works.digits),
+    ),
+    "letters": Row(
+        "letters CNN", PLAIN,
+        loop_of_steps(works.letters), engine_of_steps(works.letters), 2.5, check=same_round(works.letters),
+    ),
+    "letters-tuned": Row(
+        "letters CNN", "tuned loop and heap",
+        loop_of_steps(works.letters, tuned=True), engine_of_steps(works.letters), 1.25, obstacle=no_heap,
+    ),
+    "letters-workers": Row(
+        "letters CNN, two workers", "one worker (wall clock)",
+        engine_with_workers(works.letters, 1), engine_with_workers(works.letters, 2), 1.8, obstacle=no_workers,
+    ),
+    "letters-limit": Row(
+        "letters CNN", "the machine's limit",
+        letters_limit, engine_of_steps(works.letters, epochs=2), 1.8, at_most=True,
+    ),
+    "estimate": Row(
+        "importance, letters, S = 4", "loop in batches of 5",
+        loop_of_estimates(in_batches=True), engine_of_estimates, 3, unit="point", check=same_estimates,
+    ),
+    "estimate-whole": Row(
+        "importance, letters, S = 4", "loop, a client at once",
+        loop_of_estimates(in_batches=False), engine_of_estimates, 3, unit="point",
+    ),
+    "resnet": Row(
+        "ResNet with GroupNorm", PLAIN,
+        loop_of_steps(works.resnet), engine_of_steps(works.resnet), 1.8, check=same_round(works.resnet),
+    ),
+    "lstm": Row(
+        "LSTM", PLAIN,
+        loop_of_steps(works.lstm), engine_of_steps(works.lstm), 1.8, check=same_round(works.lstm),
+    ),
+}  # fmt: skip

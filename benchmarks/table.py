@@ -1,0 +1,108 @@
+"""The table: every row measured with both sides taking turns, shown, saved, and compared with the last one."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.rows import ROWS, Row
+from benchmarks.sides import Process
+
+CHANGED = 0.15  # times move by so much on their own
+
+Result = dict[str, Any]
+
+
+def measure(name: str, repeats: int, small: bool) -> Result:
+    """Both sides in turns: their times per unit, and the ratio of each turn, so that a slow moment hits both."""
+    row = ROWS[name]
+    obstacle = row.obstacle()
+    if obstacle:
+        return {"skipped": obstacle}
+    with ExitStack() as stack:
+        theirs, ours = (stack.enter_context(Process(name, side, small)) for side in ("theirs", "ours"))
+        theirs.wait()
+        ours.wait()
+        seconds: dict[str, list[float]] = {"theirs": [], "ours": []}
+        for _ in range(repeats):
+            for side, process in (("theirs", theirs), ("ours", ours)):
+                spent, units = process.ask("go")
+                seconds[side].append(spent / units)
+        difference = ours.ask("check")
+    turns = [row.ratio(a, b) for a, b in zip(seconds["theirs"], seconds["ours"], strict=True)]
+    return {
+        "theirs": _summary(seconds["theirs"]), "ours": _summary(seconds["ours"]), "unit": row.unit,
+        "ratio": _round(statistics.median(turns)), "lowest": _round(min(turns)), "highest": _round(max(turns)),
+        "of_the_best": _round(row.ratio(min(seconds["theirs"]), min(seconds["ours"]))),
+        "repeats": repeats, "difference": difference,
+    }  # fmt: skip
+
+
+def measure_all(names: list[str], repeats: int, small: bool) -> Iterator[tuple[str, Result]]:
+    for name in names:
+        yield name, measure(name, repeats, small)
+
+
+def show(results: dict[str, Result], last: dict[str, Result]) -> Table:
+    """The table, with the ratios of the last time."""
+    table = Table("row", "work", "against")
+    for column in ("theirs", "ours", "ratio", "from-to", "reach", "reached", "last time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, result in results.items():
+        row = ROWS[name]
+        if "skipped" in result:
+            table.add_row(name, row.work, row.against, "", "", "", "", _reach(row), "skipped", "")
+            continue
+        before = last.get(name, {}).get("ratio")
+        ratio = result["ratio"]
+        table.add_row(
+            name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
+            _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
+            "yes" if row.reached(ratio) else "NO", "" if before is None else change(row, before, ratio),
+        )  # fmt: skip
+    return table
+
+
+def change(row: Row, before: float, now: float) -> str:
+    """The ratio of the last time, with a word where it changed by more than times move on their own."""
+    better = before / now if row.at_most else now / before
+    word = "" if abs(now / before - 1) <= CHANGED else " better" if better > 1 else " WORSE"
+    return f"{_times(before)}{word}"
+
+
+def read(path: Path) -> Result:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def save(path: Path, content: Result) -> None:
+    """All at once: a stop leaves the old file."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    beside.replace(path)
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    return {"median": _round(statistics.median(seconds)), "best": _round(min(seconds))}
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _reach(row: Row) -> str:
+    return f"{'at most ' if row.at_most else ''}{_times(row.reach)}{f' (aim {row.aim:.0f})' if row.aim else ''}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
+
+
+def _time(seconds: float) -> str:
+    scale, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * scale:.3g} {unit}"

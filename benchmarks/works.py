@@ -1,0 +1,108 @@
+"""The federations and networks that are trained, once for the loop and once for fedsoft.
+
+Small ones serve for checking that both compute the same, and for trying the benchmarks out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import fedsoft as fs
+from benchmarks.loops import Work, squared_error
+
+
+def synthetic(small: bool) -> Work:
+    """The paper's linear regressions in ten dimensions: 84 clients of 100 to 200 points."""
+    federation = fs.datasets.synthetic(clients=6 if small else 84)
+    return Work(
+        federation, lambda: nn.Linear(10, 1, bias=False), fs.models.linear(), squared_error, lr=5e-3,
+        epochs=2 if small else 10,
+    )  # fmt: skip
+
+
+def digits(small: bool) -> Work:
+    """An MLP 64-64-10 on the digits of scikit-learn."""
+    federation = fs.datasets.digits(clients=6 if small else 100, points=(20, 40) if small else (100, 200))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    return Work(federation, net, fs.models.mlp(hidden=[64]), epochs=2 if small else 10)
+
+
+def letters(small: bool, S: int = 2) -> Work:
+    """The paper's CNN on images of random bytes: what they show does not change the time."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 26),
+        )  # fmt: skip
+
+    return Work(_images(small), net, fs.models.letters_cnn(), epochs=1 if small else 5, batch=5, S=S)
+
+
+class Block(nn.Module):
+    """A residual block with group normalisation."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(4, after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(4, after),
+        )  # fmt: skip
+        self.skip = nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def resnet(small: bool) -> Work:
+    """A network of one's own that is no plain chain: three residual blocks on the letters' images."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16), nn.ReLU(),
+            Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 26),
+        )  # fmt: skip
+
+    return Work(_images(small), net, fs.models.module(net), epochs=1 if small else 5, batch=5)
+
+
+class Reader(nn.Module):
+    """An LSTM whose last output is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 64, batch_first=True)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def lstm(small: bool) -> Work:
+    """A network that cannot be stacked: sequences of 20 steps with 8 features."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(n, 20, 8, generator=draw), torch.randint(10, (n,), generator=draw)) for n in _sizes(small)]
+    federation = fs.Federation.from_clients(clients, held_out=0, classes=10)
+    return Work(federation, Reader, fs.models.module(Reader), epochs=1 if small else 5)
+
+
+def _images(small: bool) -> fs.Federation:
+    draw = torch.Generator().manual_seed(0)
+    clients = [
+        (
+            torch.randint(256, (n, 1, 28, 28), generator=draw, dtype=torch.uint8),
+            torch.randint(26, (n,), generator=draw),
+        )
+        for n in _sizes(small)
+    ]
+    return fs.Federation.from_clients(clients, held_out=0, classes=26)
+
+
+def _sizes(small: bool) -> tuple[int, ...]:
+    """Points of each client."""
+    return (13, 11) if small else (100, 130, 170, 200)

@@ -1,0 +1,99 @@
+"""Every benchmark runs, both sides compute the same, and the table says what changed. How fast is not tested."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.rows import ALLOWED, ROWS
+from benchmarks.table import Result, change, read, save, show
+from rich.console import Console
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(module: str, *options: str) -> str:
+    done = subprocess.run([sys.executable, "-m", module, *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_runs(name: str) -> None:
+    row = ROWS[name]
+    if row.obstacle():
+        pytest.skip(str(row.obstacle()))
+    with torch.no_grad():
+        for make in (row.theirs, row.ours):
+            side = make(True)
+            for _ in range(2):
+                seconds, units = side()
+                assert seconds > 0
+                assert units >= 1
+        if row.check is not None:
+            assert 0 <= row.check() <= ALLOWED
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_table_runs(tmp_path: Path) -> None:
+    saved = tmp_path / "results.json"
+    save(saved, {"rows": {"digits": {"ratio": 12345.0}, "lstm": {"ratio": 1.0}}})
+    out = run("benchmarks", "--quick", "--repeats", "1", "--only", "digits", "--json", str(saved))
+    assert "12345 x WORSE" in out
+    rows = json.loads(saved.read_text())["rows"]
+    assert rows["digits"]["lowest"] == rows["digits"]["ratio"] == rows["digits"]["highest"] > 0
+    assert rows["digits"]["difference"] <= ALLOWED
+    assert rows["lstm"] == {"ratio": 1.0}  # what was not measured is kept
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("module", ["benchmarks.growth", "benchmarks.algorithms"])
+def test_further_benchmarks_run(module: str, tmp_path: Path) -> None:
+    saved = tmp_path / "results.json"
+    run(module, "--quick", "--repeats", "1", "--json", str(saved))
+    assert json.loads(saved.read_text())
+
+
+def result(ratio: float) -> Result:
+    times = {"median": 2e-3 * ratio, "best": 1e-3 * ratio}
+    return {"theirs": times, "ours": times, "ratio": ratio, "lowest": ratio - 1, "highest": ratio + 1}
+
+
+def test_the_table_says_what_was_reached_and_what_changed() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    now = {"letters": result(2.6), "letters-limit": result(1.9), "lstm": {"skipped": "there is no torch"}}
+    console.print(show(now, {"letters": result(3.5), "letters-limit": result(1.8)}))
+    letters, limit, lstm = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    assert ["yes", "3.5 x WORSE"] == [cell.strip() for cell in letters.split("│")[-3:-1]]
+    assert ["at most 1.8 x", "NO", "1.8 x"] == [cell.strip() for cell in limit.split("│")[-4:-1]]
+    assert "skipped" in lstm
+
+
+@pytest.mark.parametrize(
+    ("row", "before", "now", "said"),
+    [
+        ("letters", 2.0, 2.29, "2 x"),
+        ("letters", 2.0, 2.4, "2 x better"),
+        ("letters", 2.0, 1.6, "2 x WORSE"),
+        ("letters-limit", 2.0, 2.4, "2 x WORSE"),
+        ("letters-limit", 2.0, 1.6, "2 x better"),
+    ],
+)
+def test_changes_beyond_noise_are_pointed_out(row: str, before: float, now: float, said: str) -> None:
+    assert change(ROWS[row], before, now) == said
+
+
+def test_results_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert read(path) == {}
+    save(path, {"rows": {"letters": result(2.0)}})
+    assert read(path)["rows"]["letters"]["ratio"] == 2.0
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
