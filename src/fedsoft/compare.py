@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
-import os
 import re
-import signal
-import threading
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures import wait as wait_for
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from fedsoft import plugins
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import InputError
+from fedsoft.farm import Farm, Progress
+from fedsoft.farm import folders as folders_of
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.spec import Part, RunSpec
 from fedsoft.store import RunFolder
@@ -40,15 +32,6 @@ class Entry:
 
     label: str
     spec: RunSpec
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a comparison is."""
-
-    finished: int
-    total: int
-    rounds: int
 
 
 def parse_algorithms(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -118,31 +101,30 @@ def compare(
     """
     check_workers(workers)
     wanted = entries(base, algorithms, seeds)
-    jobs = min(jobs, len(wanted))
+    first, jobs = wanted[0].label, min(jobs, len(wanted))
     share = {"device": device, "workers": workers or max(1, cores() // jobs), "memory": memory_size(memory) // jobs}
-    first = wanted[0].label
-    context = multiprocessing.get_context("spawn")  # torch does not like to be forked
-    stop = context.Event()
-    with (
-        _raises_interrupt(signal.SIGTERM),
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(stop, os.getpid())) as pool,
-    ):
-        runner = _Runner(pool, stop, out, share, len(wanted), on_progress)
-        heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
-        done = runner.run(heads)
-        if done is not None and budget != "rounds":
-            spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, done, strict=True)}
-            if not all(spent.values()):
-                raise InputError(f"--budget {budget}: '{first}' spends none, so put a method first that does")
-            capped = [_capped(e, budget, spent[e.spec.seed]) for e in wanted if e.label != first]
-            heads, rest = heads + capped, runner.run(capped)
-            done = None if rest is None else done + rest
+    farm = Farm(out, jobs, share=share, on_progress=on_progress)
+    heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
+    done = _run(farm, heads, more=len(wanted) - len(heads))
+    if done is not None and budget != "rounds":
+        spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, done, strict=True)}
+        if not all(spent.values()):
+            raise InputError(f"--budget {budget}: '{first}' spends none, so put a method first that does")
+        capped = [_capped(e, budget, spent[e.spec.seed]) for e in wanted if e.label != first]
+        heads, rest = heads + capped, _run(farm, capped)
+        done = None if rest is None else done + rest
     if done is None:
         return None
     folders: dict[str, list[RunFolder]] = {}
     for entry, folder in zip(heads, done, strict=True):
         folders.setdefault(entry.label, []).append(folder)
     return Comparison(base, budget, folders)
+
+
+def _run(farm: Farm, wanted: Sequence[Entry], more: int = 0) -> list[RunFolder] | None:
+    """The folders of these; None when it was asked to stop."""
+    outcomes = farm.run([entry.spec for entry in wanted], more=more)
+    return None if outcomes is None else folders_of(outcomes, [entry.label for entry in wanted])
 
 
 def total(folder: RunFolder, budget: Budget) -> int:
@@ -153,97 +135,3 @@ def total(folder: RunFolder, budget: Budget) -> int:
 
 def _capped(entry: Entry, budget: Budget, amount: int) -> Entry:
     return replace(entry, spec=replace(entry.spec, rounds=entry.spec.rounds * MORE_ROUNDS, **{budget: amount}))
-
-
-class _Runner:
-    """Runs entries in other processes, and watches their logs for progress."""
-
-    def __init__(
-        self, pool: ProcessPoolExecutor, stop: Event, out: Path, share: dict[str, Any], count: int,
-        on_progress: Callable[[Progress], object],
-    ) -> None:  # fmt: skip
-        self.pool, self.stop, self.out, self.share = pool, stop, out, share
-        self.count, self.on_progress = count, on_progress
-        self.finished = 0
-
-    def run(self, wanted: Sequence[Entry]) -> list[RunFolder] | None:
-        paths = [self.out / entry.spec.id for entry in wanted]
-        futures = {
-            i: self.pool.submit(_work, entry.spec.to_toml(), entry.spec.label, str(paths[i]), self.share)
-            for i, entry in enumerate(wanted)
-            if not (paths[i] / "scores.json").exists()
-        }
-        try:
-            for _ in self._watch(list(futures.values())):
-                ended = len(wanted) - sum(not future.done() for future in futures.values())
-                self.on_progress(Progress(self.finished + ended, self.count, sum(map(_rounds, paths))))
-            results = {i: future.result() for i, future in futures.items()}
-        except KeyboardInterrupt:
-            self.stop.set()  # the workers finish their round and save
-            self.pool.shutdown(wait=True, cancel_futures=True)
-            return None
-        except BrokenProcessPool:
-            raise FedsoftError(
-                "a process of the comparison was killed (out of memory?): what is done is saved, "
-                "the same command goes on from here, perhaps with fewer --jobs"
-            ) from None
-        self.finished += len(wanted)
-        for i, ending in results.items():
-            if ending not in ("finished", "stopped"):
-                raise FedsoftError(f"{wanted[i].label}, seed {wanted[i].spec.seed}: {ending}")
-        return None if "stopped" in results.values() else [RunFolder.open(path) for path in paths]
-
-    def _watch(self, futures: Sequence[Future[str]]) -> Iterator[None]:
-        left = set(futures)
-        while left:
-            _, left = wait_for(left, timeout=0.3)
-            yield
-
-
-def _rounds(path: Path) -> int:
-    try:
-        return (path / "rounds.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
-@contextlib.contextmanager
-def _raises_interrupt(number: signal.Signals) -> Iterator[None]:
-    """A signal that ends the comparison as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-_told_to_stop: Callable[[], bool] = bool  # in a worker: whether its parent said so, or is gone
-
-
-def _prepare(stop: Event, parent: int) -> None:
-    """In a new worker. Ctrl-C reaches all processes, but it is the parent that decides."""
-    global _told_to_stop
-    _told_to_stop = lambda: stop.is_set() or os.getppid() != parent  # noqa: E731
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _work(toml: str, label: str, path: str, share: dict[str, Any]) -> str:
-    """In another process: run one spec with its share of the machine; how it ended, in a word or a sentence."""
-    from fedsoft.runs import Stage, execute
-
-    try:
-        stage = Stage(**share, told_to_stop=_told_to_stop, signals=False)
-        _, finished = execute(RunSpec.from_dict(tomllib.loads(toml), label), Path(path), stage)
-    except FedsoftError as error:
-        return str(error)
-    except KeyboardInterrupt:
-        return "stopped"
-    return "finished" if finished else "stopped"

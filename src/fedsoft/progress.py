@@ -59,29 +59,32 @@ def _errors(record: dict[str, Any]) -> str:
     return "best " + " ".join(f"{value:.3g}" for value in record["best"][:4])
 
 
-class ComparisonProgress:
-    """One bar for all runs of a comparison."""
+class FarmProgress:
+    """One bar for all runs of a comparison, a tuning or a table, with the time that is left."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, title: str) -> None:
         self.console, self.last = console, time.monotonic()
         self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
             progress.TextColumn("{task.completed}/{task.total} runs, {task.fields[rounds]} rounds"),
             progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("comparing", total=None, rounds=0)
+        self.task = self.bar.add_task(title, total=None, rounds=0, left="")
 
     def update(self, now: Any) -> None:
         """Some runs have ended, some rounds were played."""
-        self.bar.update(self.task, completed=now.finished, total=now.total, rounds=now.rounds)
+        left = f"{duration(now.left)} left" if now.left is not None and now.finished < now.total else ""
+        self.bar.update(self.task, completed=now.finished, total=now.total, rounds=now.rounds, left=left)
         if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
-            self.console.print(f"{now.finished} of {now.total} runs finished, {now.rounds} rounds", markup=False)
+            told = f"{now.finished} of {now.total} runs finished, {now.rounds} rounds"
+            self.console.print(f"{told}, {left}" if left else told, markup=False)
 
-    def __enter__(self) -> ComparisonProgress:
+    def __enter__(self) -> FarmProgress:
         self.bar.start()
         return self
 
@@ -122,3 +125,14 @@ class DownloadProgress:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time the way people say it.
+
+    >>> duration(7.2), duration(400), duration(9000)
+    ('7 s', '7 min', '2.5 h')
+    """
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

@@ -51,7 +51,7 @@ def compare(
     """Compare algorithms on the same federations with the same first values. What is saved already is not run again."""
     from fedsoft import compare as comparing
     from fedsoft import spec as specs
-    from fedsoft.progress import ComparisonProgress
+    from fedsoft.progress import FarmProgress
     from fedsoft.reports import comparison as report
     from fedsoft.store import write_folder
 
@@ -60,7 +60,7 @@ def compare(
     if jobs < 0:
         raise InputError(f"--jobs {jobs} is not allowed: should be 0 or more")
     base = specs.read(source, changes(set_, rounds))
-    with ComparisonProgress(err) as progress:
+    with FarmProgress(err, "comparing") as progress:
         found = comparing.compare(
             base,
             algorithms,
