@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation
+from fedsoft.federation import DataShape, Federation, Truth
 
 X, Y = np.arange(30.0).reshape(10, 3), np.arange(10.0)
 
@@ -158,3 +159,31 @@ def test_fractions_follow_clients_that_were_reordered() -> None:
     assert fed.truth is not None
     order = [2, 0, 3, 1]
     assert torch.equal(fed.truth.fractions(fed.train.take(order)), fed.truth.fractions(fed.train)[order])
+
+
+def test_only_one_source_leaves_its_points_and_drops_who_has_none() -> None:
+    x = torch.arange(12.0)[:, None]
+    sizes = torch.tensor([3, 2, 4])
+    train = ClientData(x[:9], x[:9, 0], torch.cumsum(sizes, 0) - sizes, sizes)
+    held = ClientData(x[9:], x[9:, 0], torch.tensor([0, 1, 2]), torch.tensor([1, 1, 1]))
+    truth = Truth(
+        mixture=torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]]),
+        train_sources=torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 1]),
+        held_out_sources=torch.tensor([1, 0, 0]),
+        tests=((x[:1], x[:1, 0]), (x[1:2], x[1:2, 0])),
+        names=("A", "B"),
+    )
+    both = Federation(train, held, ("a", "b", "c"), DataShape("regression", (1,), 1), truth)
+    one = both.only(1)
+    assert one.names == ("a", "c")
+    assert [one.train.client(k)[1].tolist() for k in range(2)] == [[1, 2], [5, 7, 8]]
+    assert [one.held_out.client(k)[1].tolist() for k in range(2)] == [[9], []]
+    assert one.truth is not None
+    assert one.truth.fractions(one.train).tolist() == [[0, 1], [0, 1]]
+    assert one.truth.mixture.tolist() == [[0.5, 0.5], [0.25, 0.75]]
+    assert len(one.truth.tests) == 2
+    assert one.fingerprint != both.fingerprint
+    with pytest.raises(InputError, match="source = 2 is not allowed: should be 0 to 1"):
+        both.only(2)
+    with pytest.raises(InputError, match="not known"):
+        Federation(train, held, both.names, both.shape).only(0)

@@ -279,3 +279,15 @@ def test_a_missing_state_is_not_taken_for_a_run_that_never_began(tmp_path: Path)
     (folder.path / "state.safetensors").unlink()
     with pytest.raises(StoreError, match="is missing"):
         load(folder.path)
+
+
+def test_a_run_on_one_source_learns_that_source(tmp_path: Path) -> None:
+    changes = ["clients=12", "points=[40, 60]", "rounds=2", "algorithm.name=fedavg", "source=1", "local.name=exact"]
+    wanted = spec.read("synthetic-10-90", changes)
+    folder, finished = execute(wanted, tmp_path / "run", QUICK)
+    assert finished
+    assert folder.spec() == wanted
+    scores = folder.scores()
+    assert scores is not None
+    assert scores["centers"][0][1] < 2 < scores["centers"][0][0]  # noise 1; the other source was never seen
+    assert "source 1 alone" in wanted.title

@@ -34,7 +34,7 @@ def test_a_spec_survives_the_way_through_toml() -> None:
 
 
 @pytest.mark.parametrize("change", ["lam=0.5", "seed=1", "rounds=3", "partition=30:70", "local.lr=0.1", "dropout=0.5",
-                                    "score_every=2"])  # fmt: skip
+                                    "score_every=2", "source=0"])  # fmt: skip
 def test_the_hash_changes_with_every_setting(change: str) -> None:
     assert spec.read("synthetic-10-90", [change]).hash != spec.read("synthetic-10-90").hash
 

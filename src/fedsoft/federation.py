@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -85,6 +85,30 @@ class Federation:
             digest.update(repr(self.train.augment).encode())
         return digest.hexdigest()
 
+    def only(self, source: int) -> Federation:
+        """The clients with only their points of one source; those that have none to train on are left out.
+
+        For oracles: what could be learnt if the sources were separated. Test sets and names stay those of all sources.
+        """
+        truth = self.truth
+        if truth is None:
+            raise InputError(f"source = {source} is not allowed: the sources of these points are not known")
+        if not 0 <= source < len(truth.names):
+            raise InputError(f"source = {source} is not allowed: should be 0 to {len(truth.names) - 1}")
+        train, train_sources = _only(self.train, truth.train_sources, source)
+        held_out, held_out_sources = _only(self.held_out, truth.held_out_sources, source)
+        kept = torch.nonzero(train.sizes)[:, 0]
+        if not len(kept):
+            raise InputError(f"source = {source} is not allowed: no client has points of '{truth.names[source]}'")
+        rows = kept.tolist()
+        return Federation(
+            train.take(rows),
+            held_out.take(rows),
+            tuple(self.names[k] for k in rows),
+            self.shape,
+            replace(truth, mixture=truth.mixture[kept], train_sources=train_sources, held_out_sources=held_out_sources),
+        )
+
     @staticmethod
     def from_clients(
         clients: Sequence[tuple[Any, Any]],
@@ -123,6 +147,15 @@ class Federation:
             held.append((x[order[:cut].sort().values], y[order[:cut].sort().values]))
             train.append((x[order[cut:].sort().values], y[order[cut:].sort().values]))
         return Federation(ClientData.concat(train), ClientData.concat(held), names, shape)
+
+
+def _only(data: ClientData, sources: Tensor, source: int) -> tuple[ClientData, Tensor]:
+    """The points of one source, in the order of `data.points`; clients may be left with none."""
+    of = sources[data.points]
+    mine = data.points[of == source]
+    sizes = torch.bincount(data.owners[of == source], minlength=len(data))
+    left = replace(data, x=data.x[mine], y=data.y[mine], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes)
+    return left, sources[mine]
 
 
 def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:

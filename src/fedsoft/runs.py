@@ -51,6 +51,8 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Simulation]:
     if spec.partition is not None:
         extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
     federation: Federation = dataset(**spec.dataset.settings, **extra)
+    if spec.source is not None:
+        federation = federation.only(spec.source)
     simulation = prepare(
         plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings),
         federation,

@@ -19,7 +19,7 @@ from fedsoft.errors import InputError, unknown
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
 }  # fmt: skip
-TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", *PARTS)
+TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", *PARTS)
 DTYPES = ("float32", "float64")
 
 
@@ -51,6 +51,7 @@ class RunSpec:
     dtype: str = "float32"
     dropout: float = 0.0
     score_every: int = 1  # rounds between two scorings of the centers, for the log; the last is always scored
+    source: int | None = None  # clients keep only their points of this source: an oracle, it looks at the truth
     about: str = ""
     label: str = "run"
 
@@ -78,6 +79,7 @@ class RunSpec:
             dtype=_one_of("dtype", raw.get("dtype", "float32"), DTYPES),
             dropout=_share("dropout", raw.get("dropout", 0.0)),
             score_every=_whole("score_every", raw.get("score_every", 1), 1),
+            source=_whole("source", raw["source"], 0) if "source" in raw else None,
             about=str(raw.get("about", "")),
             label=label,
         )
@@ -87,9 +89,12 @@ class RunSpec:
         top = {"about": self.about} if self.about else {}
         top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
         top |= {"score_every": self.score_every} if self.score_every > 1 else {}
-        top |= {key: value for key, value in (("work", self.work), ("bytes", self.bytes)) if value is not None}
+        top |= {key: value for key, value in self._optional() if value is not None}
         parts = {key: getattr(self, key) for key in PARTS}
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
+
+    def _optional(self) -> list[tuple[str, int | None]]:
+        return [("work", self.work), ("bytes", self.bytes), ("source", self.source)]
 
     def to_toml(self) -> str:
         """As the text of a TOML file."""
@@ -114,6 +119,7 @@ class RunSpec:
             values = [f"{v:g}" if isinstance(v, float) else str(v) for v in self.partition.settings.values()]
             short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
             text += f", {':'.join(values) if self.partition.name == 'ratio' else short} partition"
+        text += f", source {self.source} alone" if self.source is not None else ""
         return f"{text}, seed {self.seed}"
 
     def with_seed(self, seed: int) -> RunSpec:
