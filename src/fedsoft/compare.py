@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from fedsoft import plugins
 from fedsoft.errors import InputError
-from fedsoft.farm import Farm, Progress
+from fedsoft.farm import Farm, Progress, even_share
 from fedsoft.farm import folders as folders_of
-from fedsoft.machine import check_workers, cores, memory_size
-from fedsoft.spec import Part, RunSpec
+from fedsoft.machine import check_workers
+from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder
 
 Budget = Literal["rounds", "work", "bytes"]
@@ -58,20 +58,44 @@ def parse_algorithms(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def entries(base: RunSpec, algorithms: str, seeds: Sequence[int]) -> list[Entry]:
-    """All runs of a comparison. What is not told otherwise of S and K is that of the preset's algorithm."""
+    """All runs of a comparison. What is not told otherwise of S and K is that of the preset's algorithm.
+
+    Settings in brackets are those of the algorithm; `local.lr` and the like are those of the local solver, and
+    `source` lets clients keep only their points of that source.
+    """
     made = []
     for name, settings in parse_algorithms(algorithms):
-        known = plugins.parameters(plugins.find("algorithms", name))
-        of_preset = base.algorithm.settings
-        carried = {key: of_preset[key] for key in CARRIED if key in known and key in of_preset}
-        own = of_preset if name == base.algorithm.name else {}
-        part = Part(name, plugins.resolve("algorithms", name, own | carried | settings))
         told = ", ".join(f"{key}={value}" for key, value in settings.items())
         label = f"{name}({told})" if told else name
-        made += [Entry(label, replace(base, algorithm=part, label=f"{base.label}-{name}").with_seed(s)) for s in seeds]
+        made += [Entry(label, variant(base, name, settings).with_seed(seed)) for seed in seeds]
     if len({entry.spec.id for entry in made}) < len(made):
         raise InputError(f"--algorithms '{algorithms}' names the same thing twice")
     return made
+
+
+def variant(base: RunSpec, name: str, settings: dict[str, Any]) -> RunSpec:
+    """The run of another algorithm on the same federation, see `entries`."""
+    known = plugins.parameters(plugins.find("algorithms", name))
+    of_preset = base.algorithm.settings
+    carried = {key: of_preset[key] for key in CARRIED if key in known and key in of_preset}
+    own = of_preset if name == base.algorithm.name else {}
+    told = {key: value for key, value in settings.items() if not key.startswith("local.") and key != "source"}
+    solver = {key.removeprefix("local."): value for key, value in settings.items() if key.startswith("local.")}
+    raw = base.to_dict() | {"algorithm": {"name": name, **own, **carried, **told}}
+    raw["local"] = raw["local"] | solver
+    raw |= {"source": settings["source"]} if "source" in settings else {}
+    return RunSpec.from_dict(raw, f"{base.label}-{name}")
+
+
+def read_algorithms(text: str) -> str:
+    """The list itself, or that of a file: `algorithms = ["fedsoft", ...]`, as `fedsoft tune` writes it."""
+    if not text.endswith(".toml"):
+        return text
+    try:
+        found = tomllib.loads(Path(text).read_text("utf-8"))["algorithms"]
+        return ",".join([*map(str.strip, found)])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"--algorithms '{text}' cannot be read: {type(error).__name__} ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -102,16 +126,15 @@ def compare(
     check_workers(workers)
     wanted = entries(base, algorithms, seeds)
     first, jobs = wanted[0].label, min(jobs, len(wanted))
-    share = {"device": device, "workers": workers or max(1, cores() // jobs), "memory": memory_size(memory) // jobs}
-    farm = Farm(out, jobs, share=share, on_progress=on_progress)
+    farm = Farm(out, jobs, share=even_share(jobs, device, workers, memory), on_progress=on_progress)
     heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
     done = _run(farm, heads, more=len(wanted) - len(heads))
     if done is not None and budget != "rounds":
         spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, done, strict=True)}
         if not all(spent.values()):
             raise InputError(f"--budget {budget}: '{first}' spends none, so put a method first that does")
-        capped = [_capped(e, budget, spent[e.spec.seed]) for e in wanted if e.label != first]
-        heads, rest = heads + capped, _run(farm, capped)
+        others = [replace(e, spec=capped(e.spec, budget, spent[e.spec.seed])) for e in wanted if e.label != first]
+        heads, rest = heads + others, _run(farm, others)
         done = None if rest is None else done + rest
     if done is None:
         return None
@@ -133,5 +156,6 @@ def total(folder: RunFolder, budget: Budget) -> int:
     return sum(record[key] for record in folder.records() for key in keys)
 
 
-def _capped(entry: Entry, budget: Budget, amount: int) -> Entry:
-    return replace(entry, spec=replace(entry.spec, rounds=entry.spec.rounds * MORE_ROUNDS, **{budget: amount}))
+def capped(spec: RunSpec, budget: Budget, amount: int) -> RunSpec:
+    """The same run with a budget instead of a number of rounds."""
+    return replace(spec, rounds=spec.rounds * MORE_ROUNDS, **{budget: amount})

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedsoft.errors import FedsoftError
+from fedsoft.errors import FedsoftError, InputError
+from fedsoft.machine import cores, memory_size
 from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder
 
@@ -128,6 +129,18 @@ class Farm:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return endings
+
+
+def processes(jobs: int) -> int:
+    """How many to run at a time: 0 stands for one per core."""
+    if jobs < 0:
+        raise InputError(f"--jobs {jobs} is not allowed: should be 0 or more")
+    return jobs or cores()
+
+
+def even_share(jobs: int, device: str, workers: int | None = None, memory: int | str | None = None) -> dict[str, Any]:
+    """What each of so many processes gets of the machine; `workers` is for each of them, `memory` for all."""
+    return {"device": device, "workers": workers or max(1, cores() // jobs), "memory": memory_size(memory) // jobs}
 
 
 def folders(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[RunFolder]:

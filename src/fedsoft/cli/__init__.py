@@ -3,10 +3,11 @@
 # In the order in which help lists them.
 from fedsoft.cli import runs  # isort: skip
 from fedsoft.cli import compare  # isort: skip
+from fedsoft.cli import tune  # isort: skip
 from fedsoft.cli import report  # isort: skip
 from fedsoft.cli import listing  # isort: skip
 from fedsoft.cli import data as data  # isort: skip
 from fedsoft.cli import theory as theory  # isort: skip
 from fedsoft.cli.common import app, main  # isort: skip
 
-__all__ = ["app", "compare", "listing", "main", "report", "runs"]
+__all__ = ["app", "compare", "listing", "main", "report", "runs", "tune"]

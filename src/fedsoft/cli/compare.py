@@ -23,15 +23,17 @@ from fedsoft.cli.common import (
     parse_seeds,
     print_json,
 )
-from fedsoft.errors import InputError, unknown
-from fedsoft.machine import cores
+from fedsoft.errors import unknown
 
 
 @app.command(epilog="Example:  fedsoft compare synthetic-10-90 -a fedsoft,ifca,fedem --seeds 0..4 --budget work")
 def compare(
     source: SourceArgument,
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", metavar="A,B,...", help="Names; settings in brackets: ifca(S=3).")
+        str,
+        typer.Option(
+            "--algorithms", "-a", metavar="A,B,...", help="Names, settings in brackets: ifca(S=3); or a file of 'tune'."
+        ),
     ],
     seeds: Annotated[str, typer.Option("--seeds", metavar="A..B", help="Seeds: 0..4 or 0,1,7.")] = "0..2",
     budget: Annotated[
@@ -51,23 +53,22 @@ def compare(
     """Compare algorithms on the same federations with the same first values. What is saved already is not run again."""
     from fedsoft import compare as comparing
     from fedsoft import spec as specs
+    from fedsoft.farm import processes
     from fedsoft.progress import FarmProgress
     from fedsoft.reports import comparison as report
     from fedsoft.store import write_folder
 
     if budget not in comparing.BUDGETS:
         raise unknown("budget", budget, comparing.BUDGETS)
-    if jobs < 0:
-        raise InputError(f"--jobs {jobs} is not allowed: should be 0 or more")
     base = specs.read(source, changes(set_, rounds))
     with FarmProgress(err, "comparing") as progress:
         found = comparing.compare(
             base,
-            algorithms,
+            comparing.read_algorithms(algorithms),
             parse_seeds(seeds),
             out_dir,
             budget=budget,
-            jobs=jobs or cores(),
+            jobs=processes(jobs),
             device=device,
             workers=workers,
             memory=memory,
