@@ -78,6 +78,9 @@ def read(names: Sequence[str], root: Path) -> list[Group]:
         else:
             found += [(label, _finished(folder)) for label, folder in _members(comparison)]
     once = {run.folder.path.resolve(): (label, run) for label, run in reversed(found)}
+    taken = [path.name for path in once]
+    if twice := sorted({name for name in taken if taken.count(name) > 1}):
+        raise InputError(f"two different runs are called '{twice[0]}': report one of them, or rename its folder")
     groups = _grouped(list(reversed(once.values())))
     metrics = {group.first.scores["metric"] for group in groups}
     if len(metrics) > 1:

@@ -29,7 +29,7 @@ class RunRef:
     @property
     def anchor(self) -> str:
         """Its place in the list of runs."""
-        return "run-" + re.sub(r"[^A-Za-z0-9._-]", lambda found: f"_{ord(found[0]):x}_", self.name)
+        return "run-" + re.sub(r"[^A-Za-z0-9.-]", lambda found: f"_{ord(found[0]):x}_", self.name)
 
 
 @dataclass(frozen=True)

@@ -92,17 +92,21 @@
   }
 
   // --- numbers: where they come from
-  let open = null;
-  const hide = () => { if (open) open.hidden = true; open = null; };
-  const show = (link) => {
-    hide();
-    open = document.getElementById(link.getAttribute("aria-describedby"));
-    open.hidden = false;
-    const at = link.getBoundingClientRect();
+  let open = null, owner = null;
+  const hide = () => { if (open) open.hidden = true; open = owner = null; };
+  const place = () => {
+    const at = owner.getBoundingClientRect();
     const box = open.getBoundingClientRect();
     const below = at.bottom + 6 + box.height < innerHeight;
     open.style.left = `${Math.max(8, Math.min(at.left, innerWidth - box.width - 8))}px`;
-    open.style.top = `${below ? at.bottom + 6 : Math.max(8, at.top - box.height - 6)}px`;
+    open.style.top = `${below ? at.bottom + 6 : at.top - box.height - 6}px`;
+  };
+  const show = (link) => {
+    hide();
+    owner = link;
+    open = document.getElementById(link.getAttribute("aria-describedby"));
+    open.hidden = false;
+    place();
   };
   for (const link of all("a.n")) {
     link.addEventListener("focus", () => show(link));
@@ -112,7 +116,8 @@
     link.addEventListener("click", hide);
   }
   for (const box of all(".trace")) box.addEventListener("pointerleave", hide);
-  addEventListener("scroll", () => { if (open && !document.activeElement?.matches("a.n")) hide(); }, { passive: true, capture: true });
+  const moved = () => { if (open) owner === document.activeElement ? place() : hide(); };
+  addEventListener("scroll", moved, { passive: true, capture: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 
   // --- figures: legend and readout
@@ -169,9 +174,11 @@
       box.hidden = false;
       const scale = svg.clientWidth / width;
       const [left, top] = [shown[0][2] * scale, Math.min(...shown.map((row) => row[3])) * scale];
-      const right = left + 14 + box.offsetWidth < plot.clientWidth;
-      box.style.left = `${right ? left + 14 : Math.max(0, left - 14 - box.offsetWidth)}px`;
-      box.style.top = `${Math.max(0, Math.min(top - box.offsetHeight / 2, plot.clientHeight - box.offsetHeight))}px`;
+      // Beside the value where there is room, above the panel where there is none: never over what is read.
+      const [right, before] = [left + 14 + box.offsetWidth < plot.clientWidth, left - 14 - box.offsetWidth];
+      const middle = Math.max(0, Math.min(top - box.offsetHeight / 2, plot.clientHeight - box.offsetHeight));
+      box.style.left = `${right ? left + 14 : Math.max(0, before)}px`;
+      box.style.top = `${right || before >= 0 ? middle : -box.offsetHeight - 4}px`;
     };
     const nearest = (event) => {
       const frame = svg.getBoundingClientRect();

@@ -307,15 +307,14 @@ def _interval(series: Series, i: int) -> str:
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    """A line through the points, broken where there is none."""
-    text, pen = [], "M"
+    """A line through the points, broken where there is none; a point on its own is a line of no length."""
+    parts: list[list[str]] = [[]]
     for x, y in points:
         if missing(x) or missing(y):
-            pen = "M"
-            continue
-        text.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "L"
-    return "".join(text)
+            parts.append([])
+        else:
+            parts[-1].append(f"{x:.1f} {y:.1f}")
+    return "".join("M" + "L".join(part) + ("h0" if len(part) == 1 else "") for part in parts if part)
 
 
 def _at(place: float) -> float:
