@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks import machine
 from benchmarks.rows import ROWS
-from benchmarks.table import measure_all, read, save, show
+from benchmarks.table import measure, read, save, show
 
 SAVED = Path(__file__).with_name("results.json")
 
@@ -61,10 +61,9 @@ def main() -> None:
         + ", ".join(f"{name} {rate:.1f} GB/s" for name, rate in copy.items()) + " (read and written)"
     )  # fmt: skip
     results = {}
-    for name, result in measure_all(chosen.only or list(ROWS), repeats, chosen.quick):
-        results[name] = result
-        if console.is_terminal:
-            console.print(f"[dim]{name} ...[/]")
+    for name in chosen.only or ROWS:
+        print(f"measuring {name} ...", file=sys.stderr)
+        results[name] = measure(name, repeats, chosen.quick)
     console.print(show(results, last.get("rows", {})))
     for name, result in results.items():
         if "skipped" in result:

@@ -40,7 +40,7 @@ SIZES = [100, 300, 1000, 3000, 10000]
 
 def engine(federation: fs.Federation, S: int = 2) -> tuple[Simulation, State]:
     """The engine, ready for its first round."""
-    simulation = prepare(fs.FedSoft(S=S), federation, fs.models.linear(), seed=0, local=fs.Adam())
+    simulation = prepare(fs.FedSoft(S=S), federation, fs.models.linear(), seed=0, local=fs.Adam(), workers=1)
     return simulation, simulation.start()
 
 

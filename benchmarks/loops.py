@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +38,11 @@ class Work:
     batch: int = 10
     S: int = 2
 
-    def engine(self, *, shuffle: bool = True, epochs: int | None = None, workers: int | None = None) -> Engine:
+    def engine(self, *, shuffle: bool = True, epochs: int | None = None, workers: int = 1) -> Engine:
         """fedsoft, ready for its first round."""
         algorithm = fs.FedSoft(S=self.S, lam=LAM, tau=TAU, sigma=SIGMA)
         solver = fs.Adam(lr=self.lr, epochs=epochs or self.epochs, batch=self.batch, shuffle=shuffle)
-        model = self.model(self.federation.shape)
-        more: dict[str, Any] = {} if workers is None else {"workers": workers}
-        simulation = prepare(
-            algorithm, self.federation, model, seed=0, local=solver, chunk=1 if model.alone else None,
-            **more,
-        )  # fmt: skip
+        simulation = prepare(algorithm, self.federation, self.model, seed=0, local=solver, workers=workers)
         return Engine(simulation, simulation.start())
 
 
@@ -70,7 +64,8 @@ class Engine:
 
     def estimate(self) -> Tensor:
         """The estimate job alone, of everybody."""
-        return self.simulation("estimate", self.simulation.everyone, centers=self.state["centers"]).values["u"]
+        answer = self.simulation("estimate", self.simulation.everyone, centers=self.state["centers"])
+        return answer.update("u", self.state["u"])
 
     @property
     def steps(self) -> int:

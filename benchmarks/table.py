@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,6 @@ def measure(name: str, repeats: int, small: bool) -> Result:
         "of_the_best": _round(row.ratio(min(seconds["theirs"]), min(seconds["ours"]))),
         "repeats": repeats, "difference": difference,
     }  # fmt: skip
-
-
-def measure_all(names: list[str], repeats: int, small: bool) -> Iterator[tuple[str, Result]]:
-    for name in names:
-        yield name, measure(name, repeats, small)
 
 
 def show(results: dict[str, Result], last: dict[str, Result]) -> Table:
