@@ -319,7 +319,7 @@ def test_no_algorithm_can_see_the_truth(name: str, monkeypatch: pytest.MonkeyPat
     assert not any(isinstance(value, fs.Federation) or value is fed.held_out for value in vars(simulation).values())
     for site in seen:
         assert site.data.x.data_ptr() != fed.held_out.x.data_ptr()
-        assert {f.name for f in fields(site.data)} == {"x", "y", "starts", "sizes"}
+        assert {f.name for f in fields(site.data)} == {"x", "y", "starts", "sizes", "augment"}
         assert not any(isinstance(value, fs.Federation) for value in vars(site).values())
         assert torch.equal(site.data.x, fed.train.x)
 
