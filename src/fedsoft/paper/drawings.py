@@ -1,0 +1,226 @@
+"""Figures 1 and 2, redrawn in the paper's form from our runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedsoft.paper.items import FigureItem
+from fedsoft.paper.library import Library, Over
+from fedsoft.paper.rules import Judged, Ruling
+from fedsoft.paper.shown import Case, Told, claims_table, incomplete, refs, scale_words, section, verdict
+from fedsoft.reports.material import Finished
+from fedsoft.reports.page import Axis, Block, Figure, Level, Panel, Series, Text
+from fedsoft.runs import Stage, build
+from fedsoft.scores import align
+from fedsoft.tensorfile import opened
+
+ROUND = 10  # the paper: "after around 5"; twice that still counts
+NEAR = 0.05  # of a share
+
+
+def _ruled(item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]]) -> Ruling:
+    """A figure has no printed values: its claims decide, and at the paper's scale they are all there is."""
+    judged = tuple(Judged(text, None, holds) for text, holds in claims)
+    failed = [text for text, holds in claims if not holds]
+    word = "not reproduced" if failed else "reproduced" if item.as_published(case.scale) else "same ordering"
+    sentence = f"{item.title}: {word}; {len(claims) - len(failed)} of {len(claims)} statements of the text hold."
+    if failed:
+        sentence += f" Does not hold: {'; '.join(failed)}."
+    return Ruling(word, sentence, judged, 0, 0)
+
+
+def figure_1(item: FigureItem, case: Case) -> Told:
+    """Errors of both centers and mean importance weights over the rounds."""
+    seeds = case.seeds(item)
+    (spec,) = item.runs(case.scale).values()
+    runs = case.library.over(spec, seeds)
+    if len(runs) < len(seeds):
+        return incomplete(item, case, len(seeds) - len(runs))
+    rounds = [_parted(run) for run in runs]
+    known = [t for t in rounds if t is not None]
+    shares = _weights(runs)
+    final = {key: Over(tuple(v[-1] for v in values)) for key, values in shares.items()}
+    first = statistics.fmean(abs(course[0] - 0.5) for courses in shares.values() for course in courses)
+    claims = [
+        ("in every seed, each source ends with a best center of its own", len(known) == len(runs)),
+        (f"centers part early: in the median seed before round {ROUND} (the paper: around 5; ours: "
+         f"{statistics.median(known) if known else float('nan'):g})",
+         bool(known) and len(known) * 2 > len(rounds) and statistics.median(known) <= ROUND),
+        (f"importance weights begin around 50:50 (ours in the first round: off by {first:.2f})", first <= 0.1),
+        (f"importance weights end within {NEAR:g} of 10:90 (ours: "
+         f"{', '.join(f'{over.mean:.3f}' for over in final.values())})",
+         all(abs(over.mean - (0.9 if own else 0.1)) <= NEAR for (_, own), over in final.items())),
+    ]  # fmt: skip
+    ruling = _ruled(item, case, claims)
+    blocks: list[Block] = [
+        Text(scale_words(item, case, runs[0])),
+        verdict(ruling, refs(runs)),
+        _one(runs[0]),
+        _all(runs),
+        claims_table(item.id, ruling.claims),
+    ]
+    return Told(section(item, blocks), ruling)
+
+
+def _order(run: Finished) -> list[int]:
+    """The centers in the order of the sources that they stand for at the end."""
+    return np.argsort(np.asarray(run.scores["alignment"]), kind="stable").tolist()
+
+
+def _parted(run: Finished) -> int | None:
+    """The round from which on every source had a best center of its own, to the end; None if it never was so."""
+    since: int | None = None
+    for record in run.records:
+        if "centers" in record:
+            best = np.asarray(record["centers"]).argmin(0).tolist()
+            apart = len(set(best)) == len(best)
+            since = (record["round"] if since is None else since) if apart else None
+    return since
+
+
+def _weights(runs: Sequence[Finished]) -> dict[tuple[int, bool], list[list[float]]]:
+    """For each center and group of clients the mean u over the rounds, seed by seed: `(center, own group?)`."""
+    found: dict[tuple[int, bool], list[list[float]]] = {}
+    for run in runs:
+        order = _order(run)
+        for i, center in enumerate(order):
+            for group in range(len(order)):
+                course = [record["weights"][group][center] for record in run.records if "weights" in record]
+                found.setdefault((i, group == i), []).append(course)
+    return found
+
+
+def _one(run: Finished) -> Figure:
+    """One run, as in the paper: centers keep their numbers."""
+    rounds = [record["round"] + 1 for record in run.records if "centers" in record]
+    records = [record for record in run.records if "centers" in record]
+    panels = []
+    for j, name in enumerate(run.scores["sources"]):
+        series = tuple(Series(f"c{s}", rounds, [r["centers"][s][j] for r in records], colour=s) for s in (0, 1))
+        panels.append(Panel(f"Test set of {name}", Axis("round"), Axis("MSE", log=True), series))
+    groups = ("u of 90:10 clients", "u of 10:90 clients")
+    for s in (0, 1):
+        series = tuple(Series(groups[g], rounds, [r["weights"][g][s] for r in records], colour=2 + g) for g in (0, 1))
+        levels = (Level("0.1", 0.1), Level("0.9", 0.9))
+        panels.append(Panel(f"Weight of center c{s}", Axis("round"), Axis("mean u", low=0, high=1), series, levels))
+    return Figure("fig1-run", f"One run (seed {run.spec.seed}), as in Fig. 1",
+                  "Above, the test error of both centers on both sources over the rounds; below, the mean importance "
+                  "weight of each center over the clients with 90 % of the first source and over those with 10 %.",
+                  tuple(panels), origin=(run.ref,))  # fmt: skip
+
+
+def _all(runs: Sequence[Finished]) -> Figure:
+    """Mean over seeds, errors divided by the distance of the sources, centers in the order of the sources."""
+    rounds = [record["round"] + 1 for record in runs[0].records if "centers" in record]
+    panels = []
+    for j in (0, 1):
+        series = []
+        for i in (0, 1):
+            courses = [
+                [r["centers"][_order(run)[i]][j] / run.scores["distance"] for r in run.records if "centers" in r]
+                for run in runs
+            ]
+            series.append(_band(f"center of θ{i}", rounds, courses, i))
+        panels.append(Panel(f"Test set of θ{j}", Axis("round"), Axis("MSE / |θ₀ − θ₁|²"), tuple(series),
+                            (Level("half way", 0.25),)))  # fmt: skip
+    weights = _weights(runs)
+    for i in (0, 1):
+        series = tuple(_band("own clients (90 %)" if own else "other clients (10 %)", rounds, weights[i, own], 2 + own)
+                       for own in (True, False))  # fmt: skip
+        levels = (Level("0.1", 0.1), Level("0.9", 0.9))
+        panels.append(
+            Panel(f"Weight of the center of θ{i}", Axis("round"), Axis("mean u", low=0, high=1), series, levels)
+        )
+    return Figure("fig1-seeds", f"The same over {len(runs)} seeds, errors divided by the distance of the sources",
+                  "As before, mean over seeds with a band of one standard deviation; centers in the order of the "
+                  "sources that they stand for at the end.", tuple(panels), origin=refs(runs))  # fmt: skip
+
+
+def _band(name: str, x: Sequence[float], courses: Sequence[Sequence[float]], colour: int) -> Series:
+    table = np.asarray(courses)
+    mean = table.mean(0)
+    if len(table) < 2:
+        return Series(name, x, mean.tolist(), colour=colour)
+    gap = table.std(0, ddof=1)
+    return Series(name, x, mean.tolist(), low=(mean - gap).tolist(), high=(mean + gap).tolist(), colour=colour)
+
+
+# --- figure 2 ---------------------------------------------------------------------------------------------------------
+
+
+def figure_2(item: FigureItem, case: Case) -> Told:
+    """Every client's weight of the first center, method by method."""
+    seeds = case.seeds(item)
+    found = {name: case.library.over(spec, seeds) for name, spec in item.runs(case.scale).items()}
+    missing = sum(len(seeds) - len(runs) for runs in found.values())
+    if missing:
+        return incomplete(item, case, missing)
+    views = {name: [_clients(case.library, run) for run in runs] for name, runs in found.items()}
+    source = next(iter(found.values()))[0].scores["sources"][0]
+    panels = []
+    for name, seen in views.items():
+        u, major = seen[0]
+        series = []
+        for group, words in ((0, f"90 % {source}"), (1, f"10 % {source}")):
+            ids = [k for k, m in enumerate(major) if m == group]
+            series.append(Series(f"clients with {words}", ids, [u[k] for k in ids], "scatter", colour=group,
+                                 labels=[f"client {k}" for k in ids]))  # fmt: skip
+        panels.append(Panel(name, Axis("client"), Axis(f"u of the center of {source}", low=0, high=1), tuple(series),
+                            (Level("0.1", 0.1), Level("0.9", 0.9))))  # fmt: skip
+    apart = {name: Over(tuple(_gap(u, major) for u, major in seen)) for name, seen in views.items()}
+    low = statistics.mean(_below(u) for u, _ in views["FedEM"])
+    claims = [
+        (f"{name} associates centers and sources: the mean u of both groups differs (ours: by {apart[name].mean:.2f})",
+         apart[name].mean > 0.1)
+        for name in ("FedSoft", "IFCA")
+    ]  # fmt: skip
+    claims.append((
+        f"FedEM is biased: most clients put less than 0.5 on one and the same center (ours: {100 * low:.0f} %)",
+        low > 0.75,
+    ))  # fmt: skip
+    ruling = _ruled(item, case, claims)
+    runs = tuple(ref for group in found.values() for ref in refs(group))
+    figure = Figure("fig2-clients", "Every client's importance weight of the center of the first source, as in Fig. 2",
+                    "For each method a point for every client: across its number, upwards its weight.", tuple(panels),
+                    (f"One seed of each method ({seeds[0]}). The center is that which stands for {source}.",),
+                    tuple(group[0].ref for group in found.values()))  # fmt: skip
+    first = next(iter(found.values()))[0]
+    blocks: list[Block] = [
+        Text(scale_words(item, case, first)), verdict(ruling, runs), figure, claims_table(item.id, ruling.claims),
+    ]  # fmt: skip
+    return Told(section(item, blocks), ruling)
+
+
+def _clients(library: Library, run: Finished) -> tuple[list[float], list[int]]:
+    """The weight of the center of the first source, and the main source, of every client."""
+
+    def make() -> list[list[float]]:
+        _, file = opened(run.folder.path / "state.safetensors")
+        u = file.whole("state/u").double()
+        federation, _ = build(run.spec, Stage(workers=1))
+        assert federation.truth is not None
+        shares = federation.truth.fractions(federation.train)
+        mine = [
+            s for s, j in enumerate(align(np.asarray(run.scores["centers"]), run.scores["higher_is_better"])) if j == 0
+        ]
+        u = u / u.sum(1, keepdim=True)
+        return [u[:, torch.tensor(mine)].sum(1).tolist(), shares.argmax(1).tolist()]
+
+    u, major = library.note("clients", run.folder.name, make)
+    return u, [int(m) for m in major]
+
+
+def _gap(u: Sequence[float], major: Sequence[int]) -> float:
+    """How much more the clients of the first source put on its center than the others do."""
+    groups = [[v for v, m in zip(u, major, strict=True) if m == group] for group in (0, 1)]
+    return statistics.fmean(groups[0]) - statistics.fmean(groups[1])
+
+
+def _below(u: Sequence[float]) -> float:
+    """The share of clients on the same side of 0.5, whichever it is."""
+    low = sum(v < 0.5 for v in u) / len(u)
+    return max(low, 1 - low)

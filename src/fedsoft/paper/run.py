@@ -1,0 +1,83 @@
+"""Carry out what items of the paper need: in waves, because what is tuned depends on what was run before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsoft.errors import unknown
+from fedsoft.farm import Farm, Progress
+from fedsoft.paper.items import ITEMS, Item, Scale, TheoryItem
+from fedsoft.paper.library import Library
+from fedsoft.paper.speed import core_seconds, forecast, seconds, speed_of
+from fedsoft.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Done:
+    """How it ended: how many runs the items rest on, and the sentences about those that failed."""
+
+    runs: int
+    failures: dict[str, str]
+
+
+def chosen(names: Sequence[str]) -> list[Item]:
+    """The items of these names; all of them where there is none."""
+    for name in names:
+        if name not in ITEMS:
+            raise unknown("item of the paper", name, ITEMS)
+    return [item for item in ITEMS.values() if item.id in names or not names]
+
+
+def seeds_of(item: Item, scale: Scale, count: int | None) -> range:
+    """Seeds 0, 1, ...: as many as were asked for, or as the item takes unless told."""
+    return range(count if count is not None else item.seeds[scale])
+
+
+def carry_out(
+    items: Sequence[Item], scale: Scale, count: int | None, out: Path, *, jobs: int, share: dict[str, Any],
+    on_progress: Callable[[Progress], object],
+) -> Done | None:  # fmt: skip
+    """Run all that is not saved already; None when it was asked to stop, and what is done is saved."""
+    library = Library(out)
+    library.forget_failures()
+
+    def expected(spec: RunSpec) -> float:
+        return seconds(spec, speed_of(spec, library))
+
+    farm = Farm(out, jobs, share=share, on_progress=on_progress, seconds=expected)
+    while True:
+        wanted = {s.id: s for item in items for s in item.wanted(scale, seeds_of(item, scale, count), library)}
+        missing = [spec for spec in wanted.values() if not library.ended(spec)]
+        if not missing:
+            break
+        more, later = _later(items, scale, count, library, list(wanted.values()))
+        # The long ones first, so that all processes end together.
+        outcomes = farm.run(sorted(missing, key=expected, reverse=True), more=more, later=later)
+        if outcomes is None:
+            return None
+        library.add_failures({o.spec.id: o.problem for o in outcomes if o.folder is None})
+    if any(isinstance(item, TheoryItem) for item in items):
+        theory(library)
+    return Done(len(wanted), library.failures)
+
+
+def _later(
+    items: Sequence[Item], scale: Scale, count: int | None, library: Library, wanted: Sequence[RunSpec]
+) -> tuple[int, float]:
+    """Runs that are not known yet, and about how long they take on one core: what is forecast less what is known."""
+    expected = forecast(items, scale, lambda item: seeds_of(item, scale, count))
+    known = sum(seconds(spec, speed_of(spec, library)) for spec in wanted)
+    return (
+        max(0, sum(e.count for e in expected) - len(wanted)),
+        max(0.0, core_seconds(expected, library) - known),
+    )
+
+
+def theory(library: Library) -> list[dict[str, Any]]:
+    """All statements of the paper, checked; made once."""
+    from fedsoft.theory import run_checks
+
+    return library.note("theory", "seed-0", lambda: [check.to_dict() for check in run_checks(seed=0)])

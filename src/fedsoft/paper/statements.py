@@ -1,0 +1,60 @@
+"""The paper's lemmas and theorems, and the role of tau: what the checks found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fedsoft.paper.items import TheoryItem
+from fedsoft.paper.shown import Case, Told, section
+from fedsoft.reports.page import Axis, Block, Cell, Column, Figure, Panel, Section, Series, Table, Text, Verdict
+
+RULE = (
+    "Every statement is tested on strongly convex problems whose constants are known exactly, over drawn problems; one "
+    "counterexample is enough for 'no'. 'Assumptions not met': no case was found in which they can be."
+)
+
+
+def tell(item: TheoryItem, case: Case) -> Told:
+    """The section of a group of checks."""
+    known = case.library.peek("theory", "seed-0")
+    if known is None:
+        text = f"Not run yet. Make it with: fedsoft paper run {item.id}."
+        return Told(Section(item.id, item.title, (Text(text),)), None, (f"{item.title}: not run.",))
+    chosen = [check for check in known if (check["name"] in item.checks) == bool(item.checks)]
+    counts = Counter(check["holds"] for check in chosen)
+    sentence = f"{item.title}: of {len(chosen)} statements {counts['yes']} hold as written, {counts['no']} do not"
+    sentence += f", {counts['assumptions not met']} rest on assumptions that cannot be met." if (
+        counts["assumptions not met"]) else "."  # fmt: skip
+    blocks: list[Block] = [
+        Text("Made by: fedsoft theory --seed 0 (all draws are named, so the numbers come out the same)."),
+        Verdict(sentence, RULE, None),
+        _table(item, chosen),
+    ]
+    blocks += [figure for check in chosen if item.checks and (figure := _figure(item, check)) is not None]
+    return Told(section(item, blocks), None, (sentence,))
+
+
+def _table(item: TheoryItem, checks: list[dict[str, Any]]) -> Table:
+    heads = ("check", "where", "statement", "holds", "measured", "bound", "what was found")
+    rows = tuple(
+        tuple(
+            Cell(str(check[key])) for key in ("name", "reference", "statement", "holds", "measured", "bound", "finding")
+        )
+        for check in checks
+    )
+    wide = ("statement", "measured", "bound", "what was found")
+    return Table(f"{item.id}-checks", "What was checked, and what was found",
+                 tuple(Column(head, numeric=False, wrap=head in wide) for head in heads), rows)  # fmt: skip
+
+
+def _figure(item: TheoryItem, check: dict[str, Any]) -> Figure | None:
+    """The curves of a check, where it has any."""
+    series = tuple(
+        Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in check["series"].items()
+    )
+    if not series:
+        return None
+    panel = Panel("", Axis("x"), Axis("value"), series)
+    return Figure(f"{item.id}-{check['name']}-curves", f"{check['reference']}: {check['statement']}",
+                  check["measured"], (panel,))  # fmt: skip
