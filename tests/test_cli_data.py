@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import struct
 import sys
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedsoft import registry
 from fedsoft.cli import app, main
+from fedsoft.progress import DownloadProgress
 from tests.pictures import numbered, write_cifar, write_letters
 
 Run = Callable[..., tuple[int, str, str]]
@@ -101,8 +104,20 @@ def test_fetch_uses_what_is_there_and_says_when_there_is_no_network(
     monkeypatch.setitem(registry.COLLECTIONS, "cifar10", replace(wanted, downloads=(part,)))
     code, _, told = run("fetch", "cifar10")
     assert code == 2
+    assert "Downloading http://127.0.0.1:1/c.tar.gz ..." in told
     assert "http://127.0.0.1:1/c.tar.gz cannot be downloaded (" in told
     assert "Traceback" not in told
+
+
+def test_a_download_is_watched_on_a_terminal() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, legacy_windows=False)
+    with DownloadProgress(console) as progress:
+        progress.update("https://somewhere/a.zip", 0, None)
+        progress.update("https://somewhere/a.zip", 500_000, 2_000_000)
+        progress.update("https://somewhere/b.zip", 7, 7)
+        assert [(task.completed, task.total) for task in progress.bar.tasks] == [(500_000, 2_000_000), (7, 7)]
+    assert "0.5/2.0 MB" in text.getvalue()
 
 
 def test_an_unknown_name_gets_the_nearest_one(run: Run) -> None:
