@@ -125,6 +125,52 @@ def test_a_toml_file_runs(run: Any, tmp_path: Path) -> None:
     assert "random partition" in out
 
 
+OWN = """
+rounds = 9
+algorithm = "fedsoft"
+model = "linear"
+[dataset]
+name = "synthetic"
+clients = 8
+points = [5, 9]
+test_points = 10
+[fast]
+about = "two rounds"
+rounds = 2
+"""
+
+
+def test_a_fast_variant_is_called_so_wherever_it_appears(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    code, out, err = run("run", "own.toml", "--fast")
+    assert code == 0, err
+    assert out.startswith("fedsoft on synthetic, seed 0, fast variant\n")
+    folder = next((tmp_path / "runs").iterdir())
+    assert folder.name.startswith("own-fast-s0-")
+    assert "fast" in run("show", "own-fast")[1].splitlines()[0]
+    assert "own-fast-s0-" in run("ls")[1]
+    listed = json.loads(run("ls", "--json")[1])
+    assert [(row["variant"], row["rounds"]) for row in listed] == [("fast", "2/2")]
+    found = json.loads(run("show", "own-fast", "--json")[1])["runs"][0]["spec"]
+    assert (found["variant"], found["about"]) == ("fast", " (fast variant: two rounds)")
+
+
+@pytest.mark.engine
+def test_fast_variants_are_compared_as_such(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    code, out, err = run("compare", "own.toml", "--fast", "-a", "fedsoft,fedavg", "--seeds", "0", "-j", "1")
+    assert code == 0, err
+    assert "own-fast: MSE" in out
+    assert all("own-fast" in path.name for path in (tmp_path / "runs").iterdir())
+
+
+def test_presets_are_listed_with_their_fast_variants(run: Any) -> None:
+    rows = {row["name"]: row["fast"] for row in json.loads(run("list", "presets", "--json")[1])}
+    assert rows["letters-10-90"]
+    assert rows["synthetic-8"] is None
+    assert "fast variant (--fast)" in run("list", "presets")[1]
+
+
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "partitions", "models", "solvers", "presets"])
 def test_list(run: Any, kind: str) -> None:
     code, out, _ = run("list", kind)
@@ -141,6 +187,7 @@ def test_list(run: Any, kind: str) -> None:
     [
         (["run", "synthetic-10-9"], "did you mean 'synthetic-10-90'"),
         (["run", "missing.toml"], "cannot read 'missing.toml'"),
+        (["run", "synthetic-10-90", "--fast"], "--fast: 'synthetic-10-90' has no table [fast]"),
         (["run", "synthetic-10-90", "--set", "K=101"], "K = 101"),
         (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "fedsoft.S = 0"),
         (["run", "synthetic-10-90", "--seed", "1", "--seeds", "0..4"], "cannot be given together"),

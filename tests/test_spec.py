@@ -14,8 +14,8 @@ from fedsoft.spec import RunSpec
 
 def test_every_preset_reads_and_says_what_it_is_about() -> None:
     assert "synthetic-10-90" in spec.presets()
-    for name, about in spec.presets().items():
-        assert about, name
+    for name, preset in spec.presets().items():
+        assert preset.about, name
         assert spec.read(name).rounds > 0
 
 
@@ -138,3 +138,124 @@ def test_no_change_makes_anything_but_a_sentence(change: str) -> None:
         spec.read("synthetic-10-90", [change])
     except InputError as error:
         assert "\n" not in str(error).replace(change, "")  # noqa: PT017
+
+
+# Fast variants
+
+OWN = """
+about = "own data"
+rounds = 100
+partition = "10:90"
+dataset = { name = "synthetic", clients = 30 }
+algorithm = { name = "fedsoft", S = 2 }
+model = "linear"
+local = { name = "adam", lr = 1e-3, batch = 7 }
+
+[fast]
+about = "a tenth of the rounds"
+rounds = 10
+partition = "30:70"
+dataset = { clients = 20 }
+model = { bias = true }
+local = { name = "sgd", lr = 0.1 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.toml").write_text(OWN)
+    return str(tmp_path / "own.toml")
+
+
+def test_the_fast_variant_changes_what_its_table_names(own: str) -> None:
+    whole, fast = spec.read(own), spec.read(own, fast=True)
+    assert (whole.rounds, fast.rounds) == (100, 10)
+    assert fast.partition is not None
+    assert fast.partition.settings == {"a": 0.3, "b": 0.7} or fast.partition.settings == {"a": 30.0, "b": 70.0}
+    assert fast.dataset.settings == whole.dataset.settings | {"clients": 20}
+    assert fast.model.settings["bias"] is True
+    assert fast.local.name == "sgd"
+    assert "beta1" not in fast.local.settings  # another name drops the settings of the old one
+    assert fast.local.settings["batch"] != 7
+    assert fast.algorithm == whole.algorithm
+
+
+def test_the_fast_variant_is_labelled_everywhere(own: str) -> None:
+    whole, fast = spec.read(own), spec.read(own, fast=True)
+    assert fast.id.startswith("own-fast-s0-")
+    assert fast.title.endswith(", seed 0, fast variant")
+    assert fast.about == "own data (fast variant: a tenth of the rounds)"
+    assert fast.to_dict()["variant"] == "fast"
+    again = RunSpec.from_dict(tomllib.loads(fast.to_toml()), fast.label)
+    assert again == fast
+    assert again.hash == fast.hash
+    for text in (whole.id, whole.title, whole.about, whole.to_toml()):
+        assert "fast" not in text
+
+
+def test_changes_are_made_to_the_fast_variant(own: str) -> None:
+    assert spec.read(own, ["rounds=3", "lr=0.5"], fast=True).rounds == 3
+    assert spec.read(own, ["lr=0.5"], fast=True).local.settings["lr"] == 0.5
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_has_no_fast_variant_says_so(tmp_path: Path, fast: bool) -> None:
+    (tmp_path / "own.toml").write_text(OWN.partition("[fast]")[0])
+    if not fast:
+        assert spec.read(str(tmp_path / "own.toml")).rounds == 100
+        return
+    with pytest.raises(InputError, match=r"has no table \[fast\], so no fast variant \(presets with one: .*letters-10"):
+        spec.read(str(tmp_path / "own.toml"), fast=True)
+    with pytest.raises(InputError, match=r"--fast: 'synthetic-8' has no table \[fast\]"):
+        spec.read("synthetic-8", fast=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("fast = 3", "fast = 3 is not allowed: should be a table of changes"),
+        ("[fast]\nround = 3", "unknown key of a run 'round': did you mean 'rounds'"),
+        ("[fast.local]\nspeed = 3", "unknown setting of adam 'speed'"),
+    ],
+)
+def test_a_bad_fast_table_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
+    text = OWN.partition("[fast]")[0]
+    (tmp_path / "own.toml").write_text(f"{table}\n{text}" if table.startswith("fast") else f"{text}\n{table}")
+    with pytest.raises(InputError, match=words):
+        spec.read(str(tmp_path / "own.toml"), fast=True)
+
+
+def test_every_fast_variant_reads_and_is_smaller() -> None:
+    found = {name: preset for name, preset in spec.presets().items() if preset.fast is not None}
+    assert {name for name in spec.presets() if name.startswith(("letters", "cifar"))} <= found.keys()
+    for name, preset in found.items():
+        assert preset.fast, name
+        assert spec.read(name, fast=True).rounds < spec.read(name).rounds
+
+
+# Paths
+
+
+@pytest.mark.parametrize("key", ["path", "data_dir"])
+def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    dataset = {"path": 'name = "folder"', "data_dir": 'name = "mnist"'}[key]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "own.toml").write_text(
+        f'algorithm = "fedavg"\nmodel = "linear"\ndataset = {{ {dataset}, {key} = "data/here" }}\n'
+        f'[fast.dataset]\n{key} = "data/small"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    for source in ("study/own.toml", str(tmp_path / "study" / "own.toml")):
+        assert spec.read(source).dataset.settings[key] == str(tmp_path / "study" / "data" / "here")
+        assert spec.read(source, fast=True).dataset.settings[key] == str(tmp_path / "study" / "data" / "small")
+    changed = spec.read("study/own.toml", [f"dataset.{key}=elsewhere"])
+    assert changed.dataset.settings[key] == "elsewhere"  # what is typed is relative to where it is typed
+
+
+def test_full_paths_and_those_of_the_home_folder_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for text, wanted in (("/srv/data", "/srv/data"), ("~/data", "/home/somebody/data")):
+        (tmp_path / "own.toml").write_text(
+            f'algorithm = "fedavg"\nmodel = "linear"\ndataset = {{ name = "folder", path = "{text}" }}\n'
+        )
+        assert spec.read(str(tmp_path / "own.toml")).dataset.settings["path"] == wanted

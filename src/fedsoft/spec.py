@@ -19,8 +19,10 @@ from fedsoft.errors import InputError, unknown
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
 }  # fmt: skip
-TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", *PARTS)
+TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "variant", *PARTS)
 DTYPES = ("float32", "float64")
+VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
+PATHS = ("path", "data_dir")  # settings of data sets that name files
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class RunSpec:
     score_every: int = 1  # rounds between two scorings of the centers, for the log; the last is always scored
     source: int | None = None  # clients keep only their points of this source: an oracle, it looks at the truth
     about: str = ""
+    variant: str | None = None  # "fast" for the short form of a preset: a label, so that nobody mistakes it
     label: str = "run"
 
     @staticmethod
@@ -81,12 +84,13 @@ class RunSpec:
             score_every=_whole("score_every", raw.get("score_every", 1), 1),
             source=_whole("source", raw["source"], 0) if "source" in raw else None,
             about=str(raw.get("about", "")),
+            variant=_one_of("variant", raw["variant"], VARIANTS) if "variant" in raw else None,
             label=label,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """As nested plain values, the form of the TOML file."""
-        top = {"about": self.about} if self.about else {}
+        top = {key: value for key, value in (("about", self.about), ("variant", self.variant)) if value}
         top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
         top |= {"score_every": self.score_every} if self.score_every > 1 else {}
         top |= {key: value for key, value in self._optional() if value is not None}
@@ -120,7 +124,7 @@ class RunSpec:
             short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
             text += f", {':'.join(values) if self.partition.name == 'ratio' else short} partition"
         text += f", source {self.source} alone" if self.source is not None else ""
-        return f"{text}, seed {self.seed}"
+        return f"{text}, seed {self.seed}{f', {self.variant} variant' if self.variant else ''}"
 
     def with_seed(self, seed: int) -> RunSpec:
         """The same run with another seed."""
@@ -169,25 +173,60 @@ def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
 # --- presets and files ------------------------------------------------------------------------------------------------
 
 
-def presets() -> dict[str, str]:
-    """The presets that come with the package: name to what it is about."""
+@dataclass(frozen=True)
+class Preset:
+    """What a preset is about, and what its fast variant is (None where there is none)."""
+
+    about: str
+    fast: str | None
+
+
+def presets() -> dict[str, Preset]:
+    """The presets that come with the package, by name."""
     folder = resources.files("fedsoft") / "presets"
     found = sorted((p.name.removesuffix(".toml"), p) for p in folder.iterdir() if p.name.endswith(".toml"))
-    return {name: tomllib.loads(path.read_text("utf-8")).get("about", "") for name, path in found}
+    tables = {name: tomllib.loads(path.read_text("utf-8")) for name, path in found}
+    return {
+        name: Preset(raw.get("about", ""), raw["fast"].get("about", "") if "fast" in raw else None)
+        for name, raw in tables.items()
+    }
 
 
-def read(source: str, changes: list[str] | None = None) -> RunSpec:
-    """The run that a preset or a TOML file describes, with `key=value` changes made to it."""
+def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -> RunSpec:
+    """The run that a preset or a TOML file describes, in its fast variant if asked, with `key=value` changes made."""
     raw, label = _raw(source)
+    table = raw.pop("fast", None)
+    if fast:
+        if table is None:
+            some = ", ".join(name for name, preset in presets().items() if preset.fast is not None)
+            raise InputError(f"--fast: '{source}' has no table [fast], so no fast variant (presets with one: {some})")
+        raw, label = _varied(raw, table), f"{label}-fast"
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
         _set(raw, change)
     return RunSpec.from_dict(raw, label)
 
 
+def _varied(raw: dict[str, Any], table: Any) -> dict[str, Any]:
+    """A run with the changes of its table [fast]: what it names is replaced, parts setting by setting."""
+    if not isinstance(table, dict):
+        raise InputError(f"fast = {table!r} is not allowed: should be a table of changes")
+    changed = raw | table | {"variant": "fast"}
+    if "about" in table:
+        changed["about"] = f"{raw.get('about', '')} (fast variant: {table['about']})"
+    for key in PARTS:
+        new, old = table.get(key), raw.get(key)
+        if isinstance(new, dict) and old is not None:
+            old = old if isinstance(old, dict) else {"name": old}
+            # As with --set: another name drops the settings of the old one.
+            changed[key] = new if new.get("name", old.get("name")) != old.get("name") else old | new
+    return changed
+
+
 def _raw(source: str) -> tuple[dict[str, Any], str]:
+    """The tables of a preset or a file, and its name. Files are looked for beside the file that names them."""
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
+    if from_file := path.suffix == ".toml" or path.is_file():
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -200,9 +239,20 @@ def _raw(source: str) -> tuple[dict[str, Any], str]:
             raise unknown("preset", source, presets())
         text, label = found.read_text("utf-8"), source
     try:
-        return tomllib.loads(text), label
+        raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"'{source}' is not valid TOML: {error}") from None
+    if from_file:
+        for table in (raw, raw.get("fast")):
+            if isinstance(table, dict) and isinstance(table.get("dataset"), dict):
+                table["dataset"] |= _beside(path, table["dataset"])
+    return raw, label
+
+
+def _beside(file: Path, dataset: dict[str, Any]) -> dict[str, str]:
+    """The files that a data set reads, by their full names, so that a run can be taken up from any folder."""
+    named = {key: dataset[key] for key in PATHS if isinstance(dataset.get(key), str)}
+    return {key: str(file.parent.absolute() / Path(value).expanduser()) for key, value in named.items()}
 
 
 def _set(raw: dict[str, Any], change: str) -> None:

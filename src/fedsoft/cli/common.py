@@ -67,6 +67,9 @@ SourceArgument = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
 ]
+FastOption = Annotated[
+    bool, typer.Option("--fast", help="The fast variant, where there is one; see 'fedsoft list presets'.")
+]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedsoft.cli.common import (
     DeviceOption,
+    FastOption,
     JsonOption,
     MemoryOption,
     OutOption,
@@ -39,6 +40,7 @@ def compare(
     budget: Annotated[
         str, typer.Option("--budget", help="What is the same for all: rounds, or the first one's client work or bytes.")
     ] = "rounds",
+    fast: FastOption = False,
     set_: SetOption = None,
     rounds: RoundsOption = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
@@ -60,7 +62,7 @@ def compare(
 
     if budget not in comparing.BUDGETS:
         raise unknown("budget", budget, comparing.BUDGETS)
-    base = specs.read(source, changes(set_, rounds))
+    base = specs.read(source, changes(set_, rounds), fast=fast)
     with FarmProgress(err, "comparing") as progress:
         found = comparing.compare(
             base,

@@ -32,16 +32,19 @@ def list_(
     if kind == "presets":
         from fedsoft.spec import presets
 
-        rows = [{"name": name, "about": about, "settings": {}} for name, about in presets().items()]
+        rows = [
+            {"name": name, "about": preset.about, "settings": {}, "fast": preset.fast}
+            for name, preset in presets().items()
+        ]
     else:
         rows = [_described(kind, name) for name in plugins.names(kind)]
     if json_:
         print_json(rows)
         return
-    table = Table("name", "what it is", *([] if kind == "presets" else ["settings (default)"]))
+    table = Table("name", "what it is", "fast variant (--fast)" if kind == "presets" else "settings (default)")
     for row in rows:
         settings = ", ".join(f"{k} ({v})" if v != "" else k for k, v in row["settings"].items())
-        table.add_row(*map(Text, [row["name"], row["about"], *([] if kind == "presets" else [settings])]))
+        table.add_row(*map(Text, [row["name"], row["about"], (row.get("fast") or "-") if "fast" in row else settings]))
     out.print(table)
 
 

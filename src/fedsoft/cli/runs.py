@@ -9,6 +9,7 @@ import typer
 
 from fedsoft.cli.common import (
     DeviceOption,
+    FastOption,
     JsonOption,
     MemoryOption,
     OutOption,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @app.command(epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4")
 def run(
     source: SourceArgument,
+    fast: FastOption = False,
     set_: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
@@ -51,7 +53,7 @@ def run(
     from fedsoft import spec as specs
     from fedsoft.runs import place
 
-    base = specs.read(source, changes(set_, rounds))
+    base = specs.read(source, changes(set_, rounds), fast=fast)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     wanted = [base.with_seed(number) for number in chosen]
     share = {"device": device, "workers": workers, "memory": memory}

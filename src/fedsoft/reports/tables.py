@@ -157,13 +157,14 @@ def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
             spec, info, done = folder.spec(), folder.info, len(folder.records())
             finished = folder.scores() is not None
             row |= {"algorithm": spec.algorithm.name, "dataset": spec.dataset.name, "seed": spec.seed,
-                    "rounds": f"{done}/{spec.rounds}", "state": "finished" if finished else "stopped",
-                    "created": info.get("created", "")}  # fmt: skip
+                    "variant": spec.variant, "rounds": f"{done}/{spec.rounds}",
+                    "state": "finished" if finished else "stopped", "created": info.get("created", "")}  # fmt: skip
         except FedsoftError as error:
             row |= {
                 "algorithm": "",
                 "dataset": "",
                 "seed": "",
+                "variant": None,
                 "rounds": "",
                 "state": f"damaged: {error}",
                 "created": "",
