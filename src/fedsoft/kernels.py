@@ -1,7 +1,8 @@
 """Loops that torch has no single operation for, compiled by numba: one pass over memory where torch would need six.
 
 All of them let other threads run, work in place on arrays of one floating-point type, and keep what is not a number
-visible: a model that diverged stays recognisable.
+visible: a model that diverged stays recognisable. Constants are made of the arrays' own type: a plain 1 among numbers
+of single precision would turn the loop into one of double precision, at half the speed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 A = np.ndarray
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, *more: str) -> F:
     """Compile on first use; keep the result on disk where there is a place to keep it."""
     # Products may be fused with sums. Nothing may be assumed finite.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", *more}, "error_model": "numpy"}
     try:
         return cast(F, njit(cache=True, **options)(function))
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return cast(F, njit(**options)(function))
+
+
+def compiled_sums(function: F) -> F:
+    """The same for long sums, whose terms may be added in another order: several at once."""
+    return compiled(function, "reassoc")
 
 
 @compiled
@@ -33,7 +39,7 @@ def adam_rows(w: A, g: A, first: A, second: A, pulled: bool, strength: A, target
     `keep` holds beta1 and beta2; the learning rate and the bias corrections of each row are in `scale[m]`, `eps[m]`.
     """
     keep1, keep2 = keep[0], keep[1]
-    fresh1, fresh2 = 1 - keep1, 1 - keep2
+    fresh1, fresh2 = keep.dtype.type(1 - keep1), keep.dtype.type(1 - keep2)
     for k in range(w.shape[0]):
         w_k, g_k, first_k, second_k, target_k = w[k], g[k], first[k], second[k], target[k]
         s, a, e = strength[k], scale[k], eps[k]
@@ -61,39 +67,102 @@ def adam_outer(
 ) -> None:
     """The same for one matrix `w[out, in]` whose gradient is `left[B, out]^T right[B, in]`, which is never written out.
 
-    For a layer of 512 x 3136 and five points that saves writing and reading 13 MB in every step.
+    For a layer of 512 x 3136 and five points that saves writing and reading 13 MB in every step. Five points are added
+    up on the way; those before them in a row that stays in the cache.
     """
     keep1, keep2 = keep[0], keep[1]
-    fresh1, fresh2 = 1 - keep1, 1 - keep2
+    fresh1, fresh2 = keep.dtype.type(1 - keep1), keep.dtype.type(1 - keep2)
     s, a, e = strength[0], scale[0], eps[0]
     points, width = right.shape
+    last = max(0, points - 5)
+    # Without a pull, or with fewer than five points, what is not there counts 0 times.
+    nothing, one = w.dtype.type(0), w.dtype.type(1 if pulled else 0)
+    s = s if pulled else nothing
+    r0, r1, r2 = right[last], right[min(last + 1, points - 1)], right[min(last + 2, points - 1)]
+    r3, r4 = right[min(last + 3, points - 1)], right[min(last + 4, points - 1)]
     d = np.empty(width, dtype=w.dtype)
     for o in range(w.shape[0]):
         w_o, first_o, second_o, target_o = w[o], first[o], second[o], target[o]
-        if pulled:
+        l0 = left[last, o]
+        l1 = left[last + 1, o] if points > 1 else nothing
+        l2 = left[last + 2, o] if points > 2 else nothing
+        l3 = left[last + 3, o] if points > 3 else nothing
+        l4 = left[last + 4, o] if points > 4 else nothing
+        if last == 0:
             for i in range(width):
-                d[i] = s * w_o[i] - target_o[i]
-        else:
-            for i in range(width):
-                d[i] = 0
-        b = 0
-        while b + 4 <= points:
-            l0, l1, l2, l3 = left[b, o], left[b + 1, o], left[b + 2, o], left[b + 3, o]
-            r0, r1, r2, r3 = right[b], right[b + 1], right[b + 2], right[b + 3]
-            for i in range(width):
-                d[i] += l0 * r0[i] + l1 * r1[i] + l2 * r2[i] + l3 * r3[i]
-            b += 4
-        while b < points:
-            l0, r0 = left[b, o], right[b]
-            for i in range(width):
-                d[i] += l0 * r0[i]
-            b += 1
+                g = s * w_o[i] - one * target_o[i]
+                g += l0 * r0[i] + l1 * r1[i] + l2 * r2[i] + l3 * r3[i] + l4 * r4[i]
+                m = keep1 * first_o[i] + fresh1 * g
+                v = keep2 * second_o[i] + fresh2 * (g * g)
+                first_o[i] = m
+                second_o[i] = v
+                w_o[i] -= m / (a * np.sqrt(v) + e)
+            continue
         for i in range(width):
-            m = keep1 * first_o[i] + fresh1 * d[i]
-            v = keep2 * second_o[i] + fresh2 * (d[i] * d[i])
+            d[i] = s * w_o[i] - one * target_o[i]
+        for b in range(last):
+            left_b, right_b = left[b, o], right[b]
+            for i in range(width):
+                d[i] += left_b * right_b[i]
+        for i in range(width):
+            g = d[i] + l0 * r0[i] + l1 * r1[i] + l2 * r2[i] + l3 * r3[i] + l4 * r4[i]
+            m = keep1 * first_o[i] + fresh1 * g
+            v = keep2 * second_o[i] + fresh2 * (g * g)
             first_o[i] = m
             second_o[i] = v
             w_o[i] -= m / (a * np.sqrt(v) + e)
+
+
+@compiled_sums
+def thin_outputs(x: A, w: A, bias: A, out: A) -> None:
+    """`out[B, out] = x[B, in] w[out, in]^T + bias` for few points: one pass over a large w, five points at a time."""
+    points, width = x.shape
+    zero = out.dtype.type(0)
+    for o in range(w.shape[0]):
+        w_o = w[o]
+        b = 0
+        while b + 5 <= points:
+            x0, x1, x2, x3, x4 = x[b], x[b + 1], x[b + 2], x[b + 3], x[b + 4]
+            s0, s1, s2, s3, s4 = zero, zero, zero, zero, zero
+            for i in range(width):
+                value = w_o[i]
+                s0 += x0[i] * value
+                s1 += x1[i] * value
+                s2 += x2[i] * value
+                s3 += x3[i] * value
+                s4 += x4[i] * value
+            out[b, o], out[b + 1, o], out[b + 2, o], out[b + 3, o], out[b + 4, o] = s0, s1, s2, s3, s4
+            b += 5
+        while b < points:
+            x0, s0 = x[b], zero
+            for i in range(width):
+                s0 += x0[i] * w_o[i]
+            out[b, o] = s0
+            b += 1
+        for b in range(points):
+            out[b, o] += bias[o]
+
+
+@compiled
+def thin_slopes(slope: A, w: A, out: A) -> None:
+    """`out[B, in] = slope[B, out] w[out, in]` for few points: one pass over a large w, four rows at a time."""
+    rows, width = w.shape
+    out[:] = 0
+    o = 0
+    while o + 4 <= rows:
+        w0, w1, w2, w3 = w[o], w[o + 1], w[o + 2], w[o + 3]
+        for b in range(len(out)):
+            out_b, s0, s1, s2, s3 = out[b], slope[b, o], slope[b, o + 1], slope[b, o + 2], slope[b, o + 3]
+            for i in range(width):
+                out_b[i] += s0 * w0[i] + s1 * w1[i] + s2 * w2[i] + s3 * w3[i]
+        o += 4
+    while o < rows:
+        w0 = w[o]
+        for b in range(len(out)):
+            out_b, s0 = out[b], slope[b, o]
+            for i in range(width):
+                out_b[i] += s0 * w0[i]
+        o += 1
 
 
 @compiled
@@ -127,26 +196,22 @@ def columns(x: A, cols: A, kernel: int, padding: int) -> None:
 def pool(x: A, out: A, place: A) -> None:
     """The largest of every 2 x 2 square of `x[B, C, H, W]`, and which of the four it is (the first, of equals).
 
-    Written out: a loop over the four takes five times as long.
+    Choices between two values instead of branches: several squares are worked on at once.
     """
+    nothing = x.dtype.type(0)
     for b in range(out.shape[0]):
         for c in range(out.shape[1]):
             for i in range(out.shape[2]):
+                above, below, out_i, place_i = x[b, c, 2 * i], x[b, c, 2 * i + 1], out[b, c, i], place[b, c, i]
                 for j in range(out.shape[3]):
-                    a, value = x[b, c, 2 * i, 2 * j], x[b, c, 2 * i, 2 * j + 1]
-                    most, where, all_four = a, 0, a + value
-                    if not value <= most:
-                        most, where = value, 1
-                    value = x[b, c, 2 * i + 1, 2 * j]
-                    all_four += value
-                    if not value <= most:
-                        most, where = value, 2
-                    value = x[b, c, 2 * i + 1, 2 * j + 1]
-                    all_four += value
-                    if not value <= most:
-                        most, where = value, 3
-                    out[b, c, i, j] = most + 0 * all_four  # what is not a number shows, as in torch
-                    place[b, c, i, j] = where
+                    x0, x1, x2, x3 = above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1]
+                    right_above, right_below = x1 > x0, x3 > x2
+                    most_above, most_below = x1 if right_above else x0, x3 if right_below else x2
+                    lower = most_below > most_above
+                    where_above, where_below = 1 if right_above else 0, 3 if right_below else 2
+                    most = most_below if lower else most_above
+                    out_i[j] = most + nothing * (x0 + x1 + x2 + x3)  # what is not a number shows, as in torch
+                    place_i[j] = where_below if lower else where_above
 
 
 @compiled

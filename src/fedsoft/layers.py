@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsoft.model import Outer, Params
 
-THIN = 16  # points in a batch up to which a weight's gradient is cheaper as a product of thin matrices
+THIN = 16  # points in a batch up to which a large weight is cheaper to use in loops of our own
 LARGE = 2**16  # elements of a weight from which that pays
 
 _convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward
@@ -46,7 +46,9 @@ class _Kept:
     def take(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or like.dtype
         kept = self.memory
-        if kept is None or len(kept) < shape[0] or kept.shape[1:] != tuple(shape[1:]) or kept.dtype != dtype:
+        if kept is not None and kept.shape == tuple(shape) and kept.dtype == dtype:
+            return kept
+        if kept is None or kept.shape[0] < shape[0] or kept.shape[1:] != tuple(shape[1:]) or kept.dtype != dtype:
             self.memory = kept = like.new_empty(tuple(shape), dtype=dtype)
         return kept[: shape[0]]
 
@@ -184,17 +186,33 @@ class Full:
         """See `Layer`."""
         self.input, weight = x, own["weight"]
         out = self.output.take([len(x), len(weight)], x)
-        if "bias" in own:
-            return torch.addmm(own["bias"], x, weight.t(), out=out)
-        return torch.mm(x, weight.t(), out=out)
+        if "bias" not in own:
+            return torch.mm(x, weight.t(), out=out)
+        if _is_thin(x, weight):
+            from fedsoft import kernels
+
+            kernels.thin_outputs(x.contiguous().numpy(), weight.numpy(), own["bias"].numpy(), out.numpy())
+            return out
+        return torch.addmm(own["bias"], x, weight.t(), out=out)
 
     def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
         """See `Layer`."""
-        weight = own["weight"]
+        weight, thin = own["weight"], _is_thin(slope, own["weight"])
         if "bias" in gradient:
             torch.sum(slope, 0, out=gradient["bias"])
-        before = None if first else torch.mm(slope, weight, out=self.slope.take(self.input.shape, slope))
-        if len(slope) <= THIN and weight.numel() >= LARGE:
+        before = None if first else self.slope.take(self.input.shape, slope)
+        if before is not None and thin:
+            from fedsoft import kernels
+
+            kernels.thin_slopes(slope.contiguous().numpy(), weight.numpy(), before.numpy())
+        elif before is not None:
+            torch.mm(slope, weight, out=before)
+        if thin:
             return before, [Outer(self.name, slope, self.input)]
         torch.mm(slope.t(), self.input, out=gradient["weight"])
         return before, []
+
+
+def _is_thin(rows: Tensor, weight: Tensor) -> bool:
+    """Whether loops of our own are faster than a general product: they read a large weight once, as it lies."""
+    return len(rows) <= THIN and weight.numel() >= LARGE
