@@ -34,7 +34,12 @@ class Layout:
     @cached_property
     def size(self) -> int:
         """The length P of the parameter vector."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self.sizes)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The number of elements of every tensor."""
+        return [math.prod(shape) for shape in self.shapes.values()]
 
     def slices(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
         """Name, place and shape of every tensor."""
@@ -46,7 +51,8 @@ class Layout:
 
     def unflatten(self, w: Tensor) -> Params:
         """Views of `w[..., P]` as named tensors `[..., *shape]`."""
-        return {name: w[..., place].view(*w.shape[:-1], *shape) for name, place, shape in self.slices()}
+        parts = w.split(self.sizes, -1)
+        return {name: p.view(w.shape[:-1] + shape) for (name, shape), p in zip(self.shapes.items(), parts, strict=True)}
 
     def flatten(self, params: Params) -> Tensor:
         """The parameter vector of named tensors (without a leading axis)."""
@@ -72,7 +78,7 @@ class Outer:
 
 
 class OneAtATime(Protocol):
-    """A model's forward and backward pass, for one client at a time (see `chain`)."""
+    """A model's forward and backward pass, for one client at a time (see `chain`, `network`)."""
 
     def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
         """Write the gradient at `w[P]` on a batch into `out[P]`, but for the products that are returned."""
@@ -93,6 +99,7 @@ class Model:
         features: for models that are linear in their parameters with squared loss: inputs to `[..., P]`, so that the
             output is their product with w. Gives them closed-form gradients and the exact solver.
         chain: for networks that have one: a backward pass written by hand.
+        inside: for networks of other kinds that are worked on one client at a time: the backward pass by torch.
         alone: whether clients are best worked on one at a time.
         backends: other ways to compute the same, by name: what a user may choose instead.
     """
@@ -105,6 +112,7 @@ class Model:
     metric: Metric
     features: Callable[[Tensor], Tensor] | None = None
     chain: OneAtATime | None = None
+    inside: OneAtATime | None = None
     alone: bool = False
     backends: Mapping[str, Model] = field(default_factory=dict)
 
@@ -141,12 +149,13 @@ class Model:
             slope = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-2, alpha=2).squeeze(2)  # 2 (<w, x> - y)
             torch.bmm(slope.mul_(weight).unsqueeze(1), phi, out=out.unsqueeze(1))
             return []
-        if self.chain is not None:
+        single = self.chain or self.inside
+        if single is not None:
             found: list[Outer] = []
             for k in range(len(w)):
                 for outer in found:  # its memory is used again for the next model
                     write_out(outer, self.layout, out[k - 1])
-                found = self.chain.gradient(w[k], x[k], partial(self._slope_at, y=y[k], weight=weight[k]), out[k])
+                found = single.gradient(w[k], x[k], partial(self._slope_at, y=y[k], weight=weight[k]), out[k])
             if len(w) > 1:
                 for outer in found:
                     write_out(outer, self.layout, out[-1])
