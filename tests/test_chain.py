@@ -209,6 +209,21 @@ def test_adam_in_one_pass_is_adam(seed: int, pulled: bool, points: int) -> None:
     torch.testing.assert_close(torch.from_numpy(a[4]), torch.from_numpy(flat[3]).view(out, width))
 
 
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 20), st.booleans())
+def test_products_of_few_points_are_those_of_torch(seed: int, points: int, out: int, width: int, double: bool) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if double else torch.float32
+    x, w, bias, slope = (
+        torch.randn(*shape, generator=draw, dtype=dtype)
+        for shape in ((points, width), (out, width), (out,), (points, out))
+    )
+    outputs, before = torch.full_like(slope, float("nan")), torch.full_like(x, float("nan"))
+    kernels.thin_outputs(x.numpy(), w.numpy(), bias.numpy(), outputs.numpy())
+    kernels.thin_slopes(slope.numpy(), w.numpy(), before.numpy())
+    torch.testing.assert_close(outputs, F.linear(x, w, bias))
+    torch.testing.assert_close(before, slope @ w)
+
+
 def test_what_is_not_a_number_stays_visible() -> None:
     model = fs.models.module(large)(SHAPE)
     w, (x, y, weight) = random_stack(model, 1), batch(1, 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -287,3 +288,59 @@ def test_parameters_that_are_frozen_stay_what_they_are() -> None:
     x = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0))
     by_hand = torch.tanh(net[0](x[0])) @ model.layout.unflatten(w[0])["2.weight"].T
     assert torch.allclose(model.outputs(w, x)[0], by_hand[:, 0], atol=1e-6)
+
+
+class Odd(nn.Module):
+    """Tied weights, a frozen layer, a buffer, and a parameter that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.again = self.inner
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.register_buffer("shift", torch.linspace(-1, 1, 6))
+        self.head = nn.Conv2d(1, 3, (6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.frozen(self.inner(x))) + self.shift))
+        return self.head(x).flatten(1)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_gradients_client_by_client_are_those_of_the_network_alone(dtypes: tuple[torch.dtype, ...]) -> None:
+    model = fs.models.module(Odd)(IMAGES)
+    assert model.inside is not None
+
+    def difference(dtype: torch.dtype) -> float:
+        w, y = random_stack(model, 3).to(dtype), torch.tensor([[0, 2, 1, 1]] * 3)
+        x, weight = torch.randn(3, 4, *IMAGES.input, dtype=dtype), torch.rand(3, 4, dtype=dtype)
+        before, found = w.clone(), model.gradient(w, x, y, weight)
+        assert torch.equal(w, before)
+        torch.manual_seed(0)
+        net = Odd().to(dtype)  # the frozen layer as the model's own was made
+        trained = [p for p in net.parameters() if p.requires_grad]
+        expected = []
+        with torch.enable_grad():
+            for k in range(3):
+                vector_to_parameters(w[k].clone(), trained)
+                loss = (F.cross_entropy(net(x[k]), y[k], reduction="none") * weight[k]).sum()
+                parts = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+                expected.append(torch.cat([part.flatten() for part in parts]))
+        torch.testing.assert_close(model.outputs(w, x)[2], net(x[2]).detach())
+        torch.testing.assert_close(found, torch.stack(expected))
+        return float((found - torch.stack(expected)).abs().max())
+
+    for dtype in dtypes:
+        assert difference(dtype) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_threads_do_not_see_each_others_parameters() -> None:
+    model = fs.models.module(Odd)(IMAGES)
+    x, y = torch.randn(1, 4, *IMAGES.input, dtype=torch.float64), torch.tensor([[0, 2, 1, 1]])
+    weight, stacks = torch.full((1, 4), 0.25, dtype=torch.float64), [random_stack(model, 1) * k for k in range(1, 5)]
+    expected = [model.gradient(w, x, y, weight) for w in stacks]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda w: [model.gradient(w, x, y, weight) for _ in range(20)], stacks))
+    for some, one in zip(found, expected, strict=True):
+        assert all(torch.equal(gradient, one) for gradient in some)
