@@ -186,7 +186,7 @@ def _published(item: ComparisonItem, sources: Sequence[str], metric: str, higher
 def _table(name: str, caption: str, rows: Rows, sources: Sequence[str], metric: str, higher: bool) -> Table:
     """Methods in rows; the best of the methods is marked, oracles and variants do not compete."""
     keys: list[int | str] = [*range(len(sources)), LOCAL, HELD_OUT]
-    names = list(dict.fromkeys(name for block in rows.values() for name in block))
+    names = list(dict.fromkeys(method for block in rows.values() for method in block))
     best: dict[Key, float] = {}
     for partition, block in rows.items():
         for key in keys:
@@ -194,15 +194,15 @@ def _table(name: str, caption: str, rows: Rows, sources: Sequence[str], metric: 
             if means:
                 best[partition, key] = max(means) if higher else min(means)
     body = []
-    for name in names:
-        cells = [Cell(name)]
+    for method in names:
+        cells = [Cell(method)]
         for partition, block in rows.items():
             for key in keys:
-                over = block[name].value(key) if name in block else None
-                marked = name in METHODS and over is not None and over.mean == best.get((partition, key))
+                over = block[method].value(key) if method in block else None
+                marked = method in METHODS and over is not None and over.mean == best.get((partition, key))
                 cells.append(obtained(over, metric, marked))
         body.append(tuple(cells))
-    foot = sum(name not in METHODS for name in names)
+    foot = sum(method not in METHODS for method in names)
     ordered = [*(r for r in body if r[0].text in METHODS), *(r for r in body if r[0].text not in METHODS)]
     notes = (
         "The local model of IFCA and FedEM is the center of the largest weight, as in the paper; FedEM's own mixture "

@@ -78,7 +78,7 @@ def _parted(run: Finished) -> int | None:
         if "centers" in record:
             best = np.asarray(record["centers"]).argmin(0).tolist()
             apart = len(set(best)) == len(best)
-            since = (record["round"] if since is None else since) if apart else None
+            since = (record["round"] + 1 if since is None else since) if apart else None
     return since
 
 

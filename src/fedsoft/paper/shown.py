@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from fedsoft.paper.items import Item, Scale
 from fedsoft.paper.library import Library, Over
-from fedsoft.paper.rules import RULE, Judged, Pair, Ruling
+from fedsoft.paper.rules import DEVIATIONS, Judged, Pair, Ruling
 from fedsoft.reports.material import Finished
 from fedsoft.reports.page import Block, Cell, Column, RunRef, Section, Table, Text, Verdict
 from fedsoft.reports.tables import metric_name
 
+SHORT = (
+    f"stated in the summary: every published value within {DEVIATIONS:g} deviations, and every claimed ordering in the "
+    "means."
+)
 MARKS = {True: "yes", False: "no", None: "-"}
 
 
@@ -120,7 +124,7 @@ def claims_table(name: str, claims: Sequence[Judged]) -> Table:
 
 def verdict(ruling: Ruling, runs: tuple[RunRef, ...]) -> Verdict:
     """The sentence that was computed, with its rule."""
-    return Verdict(ruling.sentence, RULE, ruling.word != "not reproduced", runs)
+    return Verdict(ruling.sentence, SHORT, ruling.word != "not reproduced", runs)
 
 
 def section(item: Item, blocks: Sequence[Block]) -> Section:
