@@ -152,7 +152,7 @@ def test_a_fast_variant_is_called_so_wherever_it_appears(run: Any, tmp_path: Pat
     listed = json.loads(run("ls", "--json")[1])
     assert [(row["variant"], row["rounds"]) for row in listed] == [("fast", "2/2")]
     found = json.loads(run("show", "own-fast", "--json")[1])["runs"][0]["spec"]
-    assert (found["variant"], found["about"]) == ("fast", " (fast variant: two rounds)")
+    assert (found["variant"], found["about"]) == ("fast", "fast variant: two rounds")
 
 
 @pytest.mark.engine

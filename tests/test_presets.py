@@ -59,9 +59,9 @@ def test_the_settings_are_those_of_the_paper(name: str) -> None:
 def test_data_and_network_fit_and_every_source_has_a_center(name: str, fast: bool) -> None:
     if fast and spec.presets()[name].fast is None:
         pytest.skip("has no fast variant")
-    federation, simulation = build(spec.read(name, ["points=[3, 6]"], fast=fast), Stage())
+    federation, _ = build(spec.read(name, ["points=[3, 6]"], fast=fast), Stage())
     assert federation.truth is not None
-    assert len(federation.truth.names) == simulation.algorithm.S
+    assert len(federation.truth.names) == spec.read(name).algorithm.settings["S"]
     assert (federation.train.augment is not None) == (name.startswith("cifar") and not fast)
 
 

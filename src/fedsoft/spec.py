@@ -211,9 +211,8 @@ def _varied(raw: dict[str, Any], table: Any) -> dict[str, Any]:
     """A run with the changes of its table [fast]: what it names is replaced, parts setting by setting."""
     if not isinstance(table, dict):
         raise InputError(f"fast = {table!r} is not allowed: should be a table of changes")
-    changed = raw | table | {"variant": "fast"}
-    if "about" in table:
-        changed["about"] = f"{raw.get('about', '')} (fast variant: {table['about']})"
+    about = f"fast variant: {table['about']}" if table.get("about") else "fast variant"
+    changed = raw | table | {"variant": "fast", "about": f"{raw['about']} ({about})" if raw.get("about") else about}
     for key in PARTS:
         new, old = table.get(key), raw.get(key)
         if isinstance(new, dict) and old is not None:
