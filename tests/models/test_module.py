@@ -299,6 +299,7 @@ class Odd(nn.Module):
         self.again = self.inner
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
         self.unused = nn.Parameter(torch.ones(2))
+        self.shift: Tensor
         self.register_buffer("shift", torch.linspace(-1, 1, 6))
         self.head = nn.Conv2d(1, 3, (6, 6))
 
