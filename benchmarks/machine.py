@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,29 @@ def rates(repeats: int, seconds: float = 0.1) -> dict[str, dict[str, float]]:
         for name, floats in COPY.items():
             best["copy"][name] = max(best["copy"][name], copy_rate(floats, seconds) / 1e9)
     return best
+
+
+def free_cores(seconds: float = 0.5) -> float:
+    """How much more two threads do than one, by the clock: less than 2 where others use the cores too."""
+    a = torch.randn(512, 512)
+
+    def multiply(counts: list[int]) -> None:
+        torch.set_num_threads(1)  # for this thread
+        counts.append(0)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            torch.mm(a, a)
+            counts[-1] += 1
+
+    one: list[int] = []
+    two: list[list[int]] = [[], []]
+    multiply(one)
+    threads = [threading.Thread(target=multiply, args=(counts,)) for counts in two]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(map(sum, two)) / sum(one)
 
 
 def _per_call(function: Callable[[], object], seconds: float) -> float:

@@ -43,8 +43,8 @@ def measure(name: str, repeats: int, small: bool) -> Result:
     }  # fmt: skip
 
 
-def show(results: dict[str, Result], last: dict[str, Result]) -> Table:
-    """The table, with the ratios of the last time."""
+def show(results: dict[str, Result], last: dict[str, Result], free_cores: float) -> Table:
+    """The table, with the ratios of the last time. What two workers reach is judged only where two cores are free."""
     table = Table("row", "work", "against")
     for column in ("theirs", "ours", "ratio", "from-to", "reach", "reached", "last time"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -58,7 +58,8 @@ def show(results: dict[str, Result], last: dict[str, Result]) -> Table:
         table.add_row(
             name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
             _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
-            "yes" if row.reached(ratio) else "NO", "" if before is None else change(row, before, ratio),
+            "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
+            "" if before is None else change(row, before, ratio),
         )  # fmt: skip
     return table
 

@@ -70,11 +70,13 @@ def result(ratio: float) -> Result:
 def test_the_table_says_what_was_reached_and_what_changed() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     now = {"letters": result(2.6), "letters-limit": result(1.9), "lstm": {"skipped": "there is no torch"}}
-    console.print(show(now, {"letters": result(3.5), "letters-limit": result(1.8)}))
-    letters, limit, lstm = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    now["letters-workers"] = result(1.1)
+    console.print(show(now, {"letters": result(3.5), "letters-limit": result(1.8)}, free_cores=1.2))
+    letters, limit, lstm, workers = [line for line in console.export_text().splitlines() if line.startswith("│")]
     assert ["yes", "3.5 x WORSE"] == [cell.strip() for cell in letters.split("│")[-3:-1]]
     assert ["at most 1.8 x", "NO", "1.8 x"] == [cell.strip() for cell in limit.split("│")[-4:-1]]
     assert "skipped" in lstm
+    assert "busy" in workers
 
 
 @pytest.mark.parametrize(

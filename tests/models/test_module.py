@@ -293,6 +293,8 @@ def test_parameters_that_are_frozen_stay_what_they_are() -> None:
 class Odd(nn.Module):
     """Tied weights, a frozen layer, a buffer, and a parameter that nothing depends on."""
 
+    shift: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(6, 6)
