@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 import torch
 from hypothesis import settings
 
@@ -9,3 +11,8 @@ settings.load_profile("fedsoft")
 
 # As in a run: sums that are split over threads round differently, and the tensors here are too small to gain by it.
 torch.set_num_threads(1)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes are not named by their content: archives hold the time, so that processes would name them differently."""
+    return argname if isinstance(val, bytes | bytearray) else None
