@@ -117,7 +117,7 @@ class Tuning:
     def at_the_edge(self, label: str) -> bool:
         """Whether the best rate of a method is the smallest or the largest that was tried."""
         rates = sorted({trial.lr for trial in self.trials if trial.label == label})
-        return len(rates) > 1 and self.best[label].lr in (rates[0], rates[-1])
+        return len(rates) > 2 and self.best[label].lr in (rates[0], rates[-1])
 
     def to_toml(self) -> str:
         """For `compare --algorithms FILE --budget work`: the preset as it is, whose work all may do, then everybody."""

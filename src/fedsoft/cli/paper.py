@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from fedsoft.cli.common import DeviceOption, JsonOption, MemoryOption, OutOption, app, err, out, print_json
@@ -74,7 +75,8 @@ def ls(
             time = float(str(row[f"{scale}_seconds"]))
             cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), duration(time) if time else "-"]
         table.add_row(*cells)
-    out.print(table)
+    wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
+    wide.print(table)
 
 
 @paper.command(epilog="Example:  fedsoft paper run table1-synthetic table6 --jobs 2")

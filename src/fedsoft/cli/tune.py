@@ -10,6 +10,7 @@ import typer
 
 from fedsoft.cli.common import (
     DeviceOption,
+    FastOption,
     JsonOption,
     MemoryOption,
     OutOption,
@@ -36,6 +37,7 @@ def tune(
     lr: Annotated[str | None, typer.Option("--lr", metavar="X,Y,...", help="Learning rates to try.")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs", metavar="M,N,...", help="Local epochs to try.")] = None,
     set_: SetOption = None,
+    fast: FastOption = False,
     rounds: RoundsOption = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
     memory: MemoryOption = None,
@@ -53,7 +55,7 @@ def tune(
     from fedsoft.reports.trials import table
     from fedsoft.store import write_folder
 
-    base = specs.read(source, changes(set_, rounds))
+    base = specs.read(source, changes(set_, rounds), fast=fast)
     grid = tuning.Grid.around(base, _numbers("--lr", lr, float), _numbers("--epochs", epochs, int))
     with FarmProgress(err, "tuning") as progress:
         found = tuning.tune(

@@ -69,9 +69,10 @@ def tell(item: ComparisonItem, case: Case) -> Told:
         return [item.plain(partition, label, case.scale).with_seed(seed) for seed in seeds]
 
     rows = _rows(item, library, plain)
-    for name in item.variants:
-        first = next(iter(item.presets))
-        rows[first][name] = _row(library.over(item.variant(name, case.scale), seeds))
+    for name, make in item.variants.items():
+        spec = make(case.scale)
+        shown = f"{name} ({spec.dataset.settings['clients']} clients, {spec.rounds} rounds)"
+        rows[next(iter(item.presets))][shown] = _row(library.over(spec, seeds))
     run = library.get(plain(next(iter(item.presets)), "fedsoft")[0])
     assert run is not None
     sources, metric, higher = run.scores["sources"], run.scores["metric"], bool(run.scores["higher_is_better"])
