@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -7,6 +10,11 @@ from hypothesis import settings
 # The same examples in every run, and no time limit per example: the machines of CI are slow at times.
 settings.register_profile("fedsoft", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("fedsoft")
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and what the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As in a run: sums that are split over threads round differently, and the tensors here are too small to gain by it.
 torch.set_num_threads(1)
