@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -31,7 +32,11 @@ def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
     begun are left out, and those that are being worked on are waited for.
     """
 
+    submitting = threading.Lock()
+
     def do(item: T) -> R:
+        with submitting:  # Ctrl-C while a thread is being started would leave one that the pool knows nothing of, at work
+            pass
         torch.set_num_threads(1)  # for this thread; torch keeps it beside the number of the whole process
         with torch.no_grad():  # which is a thread's own, too
             return work(item)
@@ -41,6 +46,8 @@ def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
             return [do(item) for item in items]
         pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="fedsoft")
         try:
-            return [future.result() for future in [pool.submit(do, item) for item in items]]
+            with submitting:
+                futures = [pool.submit(do, item) for item in items]
+            return [future.result() for future in futures]
         finally:
             pool.shutdown(cancel_futures=True)
