@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +311,7 @@ def test_the_text_says_when_the_order_changes(tmp_path: Path, monkeypatch: pytes
     centers_text = next(text for text in told.findings if "Best centers" in text)
     assert "With the paper's solver: FedSoft 10.0, IFCA 20.0" in centers_text
     assert "Tuned: IFCA 5.0, FedSoft 10.0" in centers_text
-    assert centers_text.endswith("So the ordering changes.")
+    assert "So the ordering changes. The oracle has 40.5 and 40.5." in centers_text
     blocks = {block.id: block for block in told.section.blocks if isinstance(block, Table)}
     ours = {row[0].text: row for row in blocks["comparison-synthetic-ours"].rows}
     assert [cell.text for cell in ours["Local training"][1:4]] == ["-", "-", "40.0 ± 0.0"]
@@ -341,3 +343,50 @@ def test_seeds_are_as_many_as_asked_for() -> None:
     assert seeds_of(ITEMS["fig1"], "fast", None) == range(10)
     assert seeds_of(ITEMS["fig1"], "fast", 2) == range(2)
     assert BlockColumn("x", "synthetic-10-90", None).spec("fast").label == "synthetic-10-90-fedsoft"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "fedsoft"
+    return subprocess.run([program, "paper", *words], cwd=out, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_command(tmp_path: Path) -> None:
+    done = command(tmp_path, "run", "fig1", "--seeds", "2", "-j", "2")
+    assert done.returncode == 0, done.stderr
+    assert "2 runs are there" in done.stdout
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("scores.json")}
+    assert command(tmp_path, "run", "fig1", "--seeds", "2").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("scores.json")} == times
+    done = command(tmp_path, "report", "fig1", "table3", "--seeds", "2", "--findings", "docs/findings.md")
+    assert done.returncode == 0, done.stderr
+    assert "Fig. 1" in done.stdout
+    assert "table3: Table 3: eight synthetic sources: not run." in done.stdout
+    assert "<svg" in (tmp_path / "paper.html").read_text()
+    assert {"fig1-run.svg", "fig1-seeds.svg", "fig1-run.csv"} <= {p.name for p in (tmp_path / "paper-data").iterdir()}
+    assert "Fig. 1" in (tmp_path / "docs" / "findings.md").read_text()
+    listed = json.loads(command(tmp_path, "ls", "fig1", "--seeds", "2", "--json").stdout)
+    assert [(row["item"], row["fast_runs"], row["fast_finished"]) for row in listed["items"]] == [
+        ("fig1", 2, 2), ("all", 2, 2)
+    ]  # fmt: skip
+    assert listed["items"][0]["paper_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "tabel1"], "unknown item of the paper 'tabel1'"),
+        (["run", "--scale", "papr"], "unknown scale 'papr': did you mean 'paper'?"),
+        (["report", "--seeds", "0"], "--seeds 0 is not allowed"),
+        (["report", "fig1", "--out", "x.pdf"], "--out 'x.pdf' is not allowed"),
+    ],
+)
+def test_bad_words_are_named(tmp_path: Path, words: list[str], sentence: str) -> None:
+    done = command(tmp_path, *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,6 +9,7 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
+from fedsoft.reports.tables import duration
 from fedsoft.spec import RunSpec
 
 LOG_EVERY = 5.0  # seconds between lines where nobody watches
@@ -125,14 +126,3 @@ class DownloadProgress:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-
-
-def duration(seconds: float) -> str:
-    """A time the way people say it.
-
-    >>> duration(7.2), duration(400), duration(9000)
-    ('7 s', '7 min', '2.5 h')
-    """
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

@@ -45,7 +45,7 @@ def ls(
     from fedsoft.paper.library import Library
     from fedsoft.paper.run import chosen, seeds_of
     from fedsoft.paper.speed import core_seconds, forecast
-    from fedsoft.progress import duration
+    from fedsoft.reports.tables import duration
 
     library, many = Library(out_dir), processes(jobs)
     found = chosen(items or [])
@@ -118,6 +118,9 @@ def report(
     runs_dir: Annotated[
         Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")
     ] = Path("runs"),
+    findings: Annotated[
+        Path | None, typer.Option("--findings", metavar="FILE.md", help="Also write the verdicts alone.")
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -125,7 +128,7 @@ def report(
     from fedsoft.paper.report import write
     from fedsoft.paper.run import chosen
 
-    found = write(chosen(items or []), _scale(scale), _count(seeds), runs_dir, file)
+    found = write(chosen(items or []), _scale(scale), _count(seeds), runs_dir, file, findings)
     if json_:
         print_json({"path": str(file), "verdicts": found})
         return

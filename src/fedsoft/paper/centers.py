@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,7 @@ def tell(item: CentersItem, case: Case) -> Told:
                   tolerance=tolerance)  # fmt: skip
     runs = tuple(ref for block in found for ref in refs(block.runs))
     by_key = {pair.key: pair for pair in pairs}
+    shown = tolerance if item.as_published(case.scale) else math.inf  # other settings are expected to differ
     blocks: list[Block] = [Text(scale_words(item, case, first.runs[0])), verdict(ruling, runs)]
     blocks.append(_table(
         f"{item.id}-published", f"Published: {unit(first.metric)}", found,
@@ -105,8 +107,8 @@ def tell(item: CentersItem, case: Case) -> Told:
     ))  # fmt: skip
     blocks.append(_table(
         f"{item.id}-difference", "Difference: ours less published", found,
-        lambda b, j, i: difference(by_key.get((b.column.name, j, i)), b.metric, tolerance),
-        *([("local", lambda b: difference(by_key.get((b.column.name, LOCAL)), b.metric, tolerance))] * has_local),
+        lambda b, j, i: difference(by_key.get((b.column.name, j, i)), b.metric, shown),
+        *([("local", lambda b: difference(by_key.get((b.column.name, LOCAL)), b.metric, shown))] * has_local),
     ))  # fmt: skip
     if first.runs[0].scores["distance"] is not None:
         blocks.append(_table(

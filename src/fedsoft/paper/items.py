@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 from fedsoft import spec as specs
@@ -41,16 +42,25 @@ FAST = {
 """What is changed of a preset's fast variant, so that all tables together take half an hour on two cores."""
 
 
-def at(preset: str, scale: Scale, changes: Sequence[str] = ()) -> RunSpec:
+@cache
+def at(preset: str, scale: Scale, changes: tuple[str, ...] = ()) -> RunSpec:
     """A preset at a scale. What has no fast variant is fast enough as it is."""
     fast = scale == "fast" and specs.presets()[preset].fast is not None
     further = FAST.get(preset.partition("-")[0], ()) if fast else ()
     return specs.read(preset, [*further, *changes], fast=fast)
 
 
+@cache
+def method(preset: str, scale: Scale, label: str, changes: tuple[str, ...] = ()) -> RunSpec:
+    """A method on a preset, as `compare` reads it."""
+    name, settings = parse_algorithms(label)[0]
+    return variant(at(preset, scale, changes), name, settings)
+
+
 def heads(model: str) -> Callable[[Scale], RunSpec]:
     """FedSoft on letters with a convolutional network by its head; at the fast scale with fewer clients and rounds."""
 
+    @cache
     def spec(scale: Scale) -> RunSpec:
         small = ["clients=30", "K=18", "rounds=20"] if scale == "fast" else []
         base = specs.read("letters-10-90", small, fast=scale == "fast")
@@ -70,8 +80,7 @@ class Column:
 
     def spec(self, scale: Scale) -> RunSpec:
         """FedSoft as the preset has it."""
-        base = at(self.preset, scale, self.changes)
-        return variant(base, base.algorithm.name, {})
+        return method(self.preset, scale, "fedsoft", self.changes)
 
 
 @dataclass(frozen=True)
@@ -169,8 +178,7 @@ class ComparisonItem(Item):
 
     def plain(self, partition: str, label: str, scale: Scale) -> RunSpec:
         """A method with the paper's solver."""
-        name, settings = parse_algorithms(label)[0]
-        return variant(at(self.presets[partition], scale), name, settings)
+        return method(self.presets[partition], scale, label)
 
     # --- tuning -------------------------------------------------------------------------------------------------------
 
@@ -192,16 +200,20 @@ class ComparisonItem(Item):
 
     def trials(self, scale: Scale, library: Library) -> dict[tuple[str, float, int], list[RunSpec]] | None:
         """All trials; None before it is known what they may spend."""
-        firsts = [library.get(spec) for spec in self.tuning_firsts(scale)]
-        spent = {run.spec.seed: int(run.total("gradients")) for run in firsts if run is not None}
-        if len(spent) < len(firsts):
-            return None
-        return trial_runs(self.tuning_base(scale), self.labels, self.grid(scale), spent)
+        key = (self.id, scale, "trials")
+        if key not in library.memo:
+            firsts = [library.get(spec) for spec in self.tuning_firsts(scale)]
+            spent = {run.spec.seed: int(run.total("gradients")) for run in firsts if run is not None}
+            if len(spent) < len(firsts):
+                return None
+            library.memo[key] = trial_runs(self.tuning_base(scale), self.labels, self.grid(scale), spent)
+        return library.memo[key]
 
     def tuning(self, scale: Scale, library: Library) -> Tuning | None:
         """What was found; None before all trials have ended. A trial that failed has no folder, and is never best."""
-        if (self.id, scale) in library.memo:
-            return library.memo[self.id, scale]
+        key = (self.id, scale, "tuning")
+        if key in library.memo:
+            return library.memo[key]
         trials = self.trials(scale, library)
         if trials is None or not all(library.ended(spec) for specs in trials.values() for spec in specs):
             return None
@@ -210,7 +222,7 @@ class ComparisonItem(Item):
             found = library.get(spec)
             return Outcome(spec, None, library.failures[spec.id]) if found is None else Outcome(spec, found.folder)
 
-        found = library.memo[self.id, scale] = judge(self.tuning_base(scale), trials, outcome)
+        found = library.memo[key] = judge(self.tuning_base(scale), trials, outcome)
         return found
 
     def tuned_spec(self, partition: str, label: str, scale: Scale, library: Library, seed: int) -> RunSpec | None:
@@ -218,8 +230,7 @@ class ComparisonItem(Item):
         found, soft = self.tuning(scale, library), library.get(self.plain(partition, "fedsoft", scale).with_seed(seed))
         if found is None or soft is None or label not in found.best:
             return None
-        name, settings = parse_algorithms(found.best[label].setting())[0]
-        spec = variant(at(self.presets[partition], scale), name, settings).with_seed(seed)
+        spec = method(self.presets[partition], scale, found.best[label].setting()).with_seed(seed)
         return capped(spec, "work", int(soft.total("gradients")))
 
     # --- runs ---------------------------------------------------------------------------------------------------------

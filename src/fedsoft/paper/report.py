@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsoft import __version__
+from fedsoft.errors import FedsoftError
 from fedsoft.paper import centers, comparisons, drawings, statements
 from fedsoft.paper.items import CentersItem, ComparisonItem, FigureItem, Item, Scale, TheoryItem
 from fedsoft.paper.library import Library
 from fedsoft.paper.rules import RULE
 from fedsoft.paper.run import seeds_of
 from fedsoft.paper.shown import Case, Told
-from fedsoft.reports.page import Cell, Column, Page, Section, Table, Text
+from fedsoft.paper.speed import core_seconds, forecast
+from fedsoft.reports.page import Cell, Column, Page, Section, Table, Text, markdown
+from fedsoft.reports.tables import duration
 from fedsoft.reports.webpage import write_page
 from fedsoft.store import write_folder
 
@@ -54,19 +57,8 @@ def section_of(item: Item, case: Case) -> Told:
 def page(items: Sequence[Item], case: Case) -> tuple[Page, dict[str, Told]]:
     """The whole page, and what was told of each item."""
     told = {item.id: section_of(item, case) for item in items}
-    rows = []
-    for item in items:
-        found = told[item.id]
-        ruling = found.ruling
-        rows.append((
-            Cell(item.title), Cell("the paper's" if item.as_published(case.scale) else "fast"),
-            Cell(ruling.word if ruling else "-"),
-            Cell(_values(item, case, found)), Cell(_claims(found)),
-        ))  # fmt: skip
-    heads = ("item", "scale", "verdict", "published values within our range", "claims that hold")
-    summary = Table("summary-table", "Verdicts", tuple(Column(h, numeric=False, wrap=h == "item") for h in heads),
-                    tuple(rows))  # fmt: skip
     findings = [text for found in told.values() for text in found.findings]
+    summary = verdicts(items, case, told)
     head = Section("summary", "Summary", (summary, Text(f"The rule. {RULE}"), *map(Text, findings)))
     corrections = Section("corrections", "Corrections", (Text(CORRECTIONS),))
     lead = (
@@ -78,6 +70,32 @@ def page(items: Sequence[Item], case: Case) -> tuple[Page, dict[str, Told]]:
     made = f"Made by fedsoft {__version__}: fedsoft paper run --scale {case.scale}; fedsoft paper report."
     sections = (head, corrections, *(found.section for found in told.values()))
     return Page("The FedSoft paper, reproduced", lead, sections, made_by=made), told
+
+
+def verdicts(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Table:
+    """One row for each item."""
+    rows = []
+    for item in items:
+        found = told[item.id]
+        rows.append((
+            Cell(item.title), Cell("the paper's" if item.as_published(case.scale) else "fast"),
+            Cell(found.ruling.word if found.ruling else "-"), Cell(_values(item, case, found)), Cell(_claims(found)),
+            Cell(_time(item, case)),
+        ))  # fmt: skip
+    heads = ("item", "scale", "verdict", "published values within our range", "claims that hold",
+             "the paper's scale here, 2 processes")  # fmt: skip
+    notes = ("Times are estimated from step times that were measured on the machine that made this page.",)
+    return Table("summary-table", "Verdicts", tuple(Column(h, numeric=False, wrap=h == "item") for h in heads),
+                 tuple(rows), notes)  # fmt: skip
+
+
+def _time(item: Item, case: Case) -> str:
+    """What the item takes at the paper's scale with two processes and its usual seeds."""
+    expected = forecast([item], "paper", lambda item: seeds_of(item, "paper", None))
+    try:
+        return duration(core_seconds(expected, case.library) / 2) if expected else "-"
+    except FedsoftError:  # the images may not be there
+        return "-"
 
 
 def _values(item: Item, case: Case, found: Told) -> str:
@@ -93,12 +111,44 @@ def _claims(found: Told) -> str:
     return f"{sum(claim.ours for claim in counted)} of {len(counted)}"
 
 
-def write(items: Sequence[Item], scale: Scale, count: int | None, runs: Path, out: Path) -> dict[str, str]:
+def findings(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Page:
+    """What reproduces, what does not, and what the paper leaves out; every sentence computed from the same runs."""
+    groups: dict[str, list[str]] = {"reproduced": [], "same ordering": [], "not reproduced": []}
+    for found in told.values():
+        if found.ruling is not None:
+            groups[found.ruling.word].append(found.ruling.sentence)
+    titles = {
+        "reproduced": "What reproduces",
+        "same ordering": "What keeps its ordering",
+        "not reproduced": "What does not reproduce",
+    }
+    sections = [Section("verdicts", "Verdicts", (verdicts(items, case, told), Text(f"The rule. {RULE}")))]
+    for word, sentences in groups.items():
+        if sentences:
+            sections.append(Section(word.replace(" ", "-"), titles[word], tuple(map(Text, sentences))))
+    further = [text for found in told.values() for text in found.findings]
+    if further:
+        sections.append(
+            Section("beyond", "What the paper leaves out, and what was corrected", tuple(map(Text, further)))
+        )
+    sections.append(Section("corrections", "Corrections", (Text(CORRECTIONS),)))
+    lead = (
+        "Computed by fedsoft paper report from the runs that are listed, with every value, in paper/report.md and the "
+        "tables beside it. Nothing here is written by hand but the words around the numbers."
+    )
+    return Page("Findings", lead, tuple(sections), made_by=f"Made by fedsoft {__version__}.")
+
+
+def write(
+    items: Sequence[Item], scale: Scale, count: int | None, runs: Path, out: Path, summary: Path | None = None
+) -> dict[str, str]:
     """Write the page as HTML, Markdown and CSV, and every run's scores as data; the verdicts in a sentence each."""
     case = Case(scale, lambda item: seeds_of(item, scale, count), Library(runs))
     made, told = page(items, case)
     write_page(made, out)
     write_folder(out.with_name(f"{out.stem}-data"), {"all-runs.csv": _all_runs(items, case).encode()})
+    if summary is not None:
+        write_folder(summary.parent, {summary.name: markdown(findings(items, case, told)).encode()})
     return {
         name: found.ruling.sentence if found.ruling else " ".join(found.findings) or "shown"
         for name, found in told.items()

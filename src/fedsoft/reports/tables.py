@@ -198,3 +198,14 @@ def spread(values: Sequence[float | None], metric: str) -> str:
         return shown
     deviation = statistics.stdev(known)
     return f"{shown} ± {f'{deviation:.3f}' if metric == 'share' else number(deviation, metric)}"
+
+
+def duration(seconds: float) -> str:
+    """A time the way people say it.
+
+    >>> duration(7.2), duration(400), duration(9000)
+    ('7 s', '7 min', '2.5 h')
+    """
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
