@@ -376,6 +376,22 @@ def test_the_command(tmp_path: Path) -> None:
     assert listed["items"][0]["paper_seconds"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.engine
+def test_images_that_are_not_there_do_not_keep_the_rest_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEDSOFT_DATA", "FEDSOFT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    done = command(tmp_path, "run", "fig1", "table4", "--seeds", "1", "-j", "1")
+    assert done.returncode == 0, done.stderr
+    assert "failed: letters-4-fast-fedsoft-s0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(list(tmp_path.glob("runs/synthetic-10-90-*/scores.json"))) == 1
+    listed = command(tmp_path, "ls", "table4")
+    assert "no data" in listed.stdout, listed.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

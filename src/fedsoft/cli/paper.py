@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,7 @@ def ls(
             row |= {
                 f"{scale}_runs": sum(e.count for e in expected),
                 f"{scale}_finished": sum(map(library.has, wanted.values())),
-                f"{scale}_seconds": core_seconds(expected, library) / many,
+                f"{scale}_seconds": _known(core_seconds(expected, library) / many),
             }
         rows.append(row)
     if json_:
@@ -72,8 +73,9 @@ def ls(
     for row in rows:
         cells = [str(row[key]) for key in ("item", "title")]
         for scale in SCALES:
-            time = float(str(row[f"{scale}_seconds"]))
-            cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), duration(time) if time else "-"]
+            time = row[f"{scale}_seconds"]
+            told = duration(time) if isinstance(time, float) and time else "no data" if time is None else "-"
+            cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), told]
         table.add_row(*cells)
     wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
     wide.print(table)
@@ -137,6 +139,10 @@ def report(
     out.print(f"Saved: {file}", markup=False, highlight=False, soft_wrap=True)
     if open_:
         typer.launch(file.resolve().as_uri())
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 def _scale(text: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,7 +263,7 @@ def _association(item: CentersItem, found: Sequence[Found]) -> Table:
     for block in found:
         assert block.column.printed is not None
         S = len(block.sources)
-        theirs = len({marks[0] for marks in block.column.printed.underlined})
+        theirs = max(len(set(chosen)) for chosen in itertools.product(*block.column.printed.underlined))  # ties
         different = Over(tuple(float(len(set(run.scores["best"]))) for run in block.runs), refs(block.runs))
         whole = sum(len(set(run.scores["best"])) == S for run in block.runs)
         error = Over(tuple(run.scores["recovery"] for run in block.runs), refs(block.runs))

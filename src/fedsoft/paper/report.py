@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsoft import __version__
-from fedsoft.errors import FedsoftError
 from fedsoft.paper import centers, comparisons, drawings, statements
 from fedsoft.paper.items import CentersItem, ComparisonItem, FigureItem, Item, Scale, TheoryItem
 from fedsoft.paper.library import Library
@@ -92,10 +92,8 @@ def verdicts(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Table:
 def _time(item: Item, case: Case) -> str:
     """What the item takes at the paper's scale with two processes and its usual seeds."""
     expected = forecast([item], "paper", lambda item: seeds_of(item, "paper", None))
-    try:
-        return duration(core_seconds(expected, case.library) / 2) if expected else "-"
-    except FedsoftError:  # the images may not be there
-        return "-"
+    time = core_seconds(expected, case.library) / 2
+    return duration(time) if expected and not math.isnan(time) else "-"
 
 
 def _values(item: Item, case: Case, found: Told) -> str:

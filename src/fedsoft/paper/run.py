@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from fedsoft.errors import unknown
 from fedsoft.farm import Farm, Progress
 from fedsoft.paper.items import ITEMS, Item, Scale, TheoryItem
 from fedsoft.paper.library import Library
-from fedsoft.paper.speed import core_seconds, forecast, seconds, speed_of
+from fedsoft.paper.speed import core_seconds, expected_seconds, forecast
 from fedsoft.spec import RunSpec
 
 
@@ -45,7 +46,8 @@ def carry_out(
     library.forget_failures()
 
     def expected(spec: RunSpec) -> float:
-        return seconds(spec, speed_of(spec, library))
+        known = expected_seconds(spec, library)
+        return 0.0 if math.isnan(known) else known  # it will say itself what it lacks
 
     farm = Farm(out, jobs, share=share, on_progress=on_progress, seconds=expected)
     while True:
@@ -69,11 +71,9 @@ def _later(
 ) -> tuple[int, float]:
     """Runs that are not known yet, and about how long they take on one core: what is forecast less what is known."""
     expected = forecast(items, scale, lambda item: seeds_of(item, scale, count))
-    known = sum(seconds(spec, speed_of(spec, library)) for spec in wanted)
-    return (
-        max(0, sum(e.count for e in expected) - len(wanted)),
-        max(0.0, core_seconds(expected, library) - known),
-    )
+    left = core_seconds(expected, library) - sum(expected_seconds(spec, library) for spec in wanted)
+    more = sum(e.count for e in expected) - len(wanted)
+    return max(0, more), 0.0 if math.isnan(left) else max(0.0, left)
 
 
 def theory(library: Library) -> list[dict[str, Any]]:

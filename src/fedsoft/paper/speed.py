@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedsoft.errors import FedsoftError
 from fedsoft.paper.items import Expected, Item, Scale
 from fedsoft.paper.library import Library
 from fedsoft.runs import Stage, build
@@ -78,8 +79,16 @@ def speed_of(spec: RunSpec, library: Library) -> Speed:
     return Speed(**found)
 
 
+def expected_seconds(spec: RunSpec, library: Library) -> float:
+    """What a run takes on one core of this machine; not known (NaN) where its data is not there."""
+    try:
+        return seconds(spec, speed_of(spec, library))
+    except FedsoftError:
+        return math.nan
+
+
 def seconds(spec: RunSpec, speed: Speed) -> float:
-    """What a run takes on one core."""
+    """What a run takes on one core of that speed."""
     data, own = spec.dataset.settings, spec.algorithm.settings
     clients, mean = data["clients"], sum(data["points"]) / 2
     centers = own.get("S", 1)
@@ -114,5 +123,5 @@ def forecast(items: Iterable[Item], scale: Scale, seeds: Callable[[Item], range]
 
 
 def core_seconds(expected: Iterable[Expected], library: Library) -> float:
-    """What they take on one core."""
-    return sum(e.count * seconds(e.spec, speed_of(e.spec, library)) for e in expected)
+    """What they take on one core; NaN where the data of one is not there."""
+    return sum(e.count * expected_seconds(e.spec, library) for e in expected)
