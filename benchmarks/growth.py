@@ -57,7 +57,7 @@ def one_size(clients: int, repeats: int) -> dict[str, Any]:
         state, _ = simulation.round(state, t + 1)
         seconds.append((time.process_time() - began) / 2)
     return {
-        "clients": clients, "chunk": simulation.chunk, "best": min(seconds), "median": statistics.median(seconds),
+        "clients": clients, "chunk": simulation.host.chunk, "best": min(seconds), "median": statistics.median(seconds),
         "data_bytes": made - imported, "extra_bytes": memory()[1] - imported,
     }  # fmt: skip
 

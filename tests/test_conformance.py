@@ -17,8 +17,8 @@ import fedsoft as fs
 from fedsoft import plugins
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Site
+from fedsoft.host import Host
 from fedsoft.runs import Stage, execute
-from fedsoft.simulate import Simulation
 from fedsoft.spec import RunSpec
 from fedsoft.training import Limit, Run, play, prepare
 
@@ -67,7 +67,7 @@ def outcome(run: Run) -> dict[str, Tensor]:
     """Everything that a run leaves behind, and what it predicts for everybody."""
     simulation = run.simulation
     with torch.no_grad():
-        scores = simulation.personal_scores(run.state, simulation.data)
+        scores = simulation.personal_scores(run.state, run.federation.train)
     left = {f"state {key}": value for key, value in run.state.items()}
     left |= {f"memory {key}": value for key, value in simulation.memory.items()}
     return left | {"personal": scores}
@@ -305,14 +305,14 @@ def test_no_algorithm_can_see_the_truth(name: str, monkeypatch: pytest.MonkeyPat
     """All that a job and a round can reach: no sources, no mixture, no held-out points, no test sets."""
     fed = fs.datasets.synthetic(clients=9, points=(5, 16), dimension=3, test_points=7)
     seen: list[Site] = []
-    make = Simulation._site
+    make = Host._site
 
-    def spy(self: Simulation, data: ClientData, ids: np.ndarray) -> Site:
-        site = make(self, data, ids)
+    def spy(self: Host, data: ClientData, rows: np.ndarray, t: int) -> Site:
+        site = make(self, data, rows, t)
         seen.append(site)
         return site
 
-    monkeypatch.setattr(Simulation, "_site", spy)
+    monkeypatch.setattr(Host, "_site", spy)
     fs.fit(algorithm(name), fed, fs.models.linear(), rounds=3, local=fs.SGD(lr=0.01, epochs=1))
     assert seen
     simulation = prepare(algorithm(name), fed, fs.models.linear(), seed=0)  # is the `ask` that a round gets

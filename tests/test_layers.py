@@ -18,7 +18,7 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
-    "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
+    "host", "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from fedsoft import plugins
 from fedsoft.errors import StoreError
 from fedsoft.federation import Federation
-from fedsoft.simulate import Simulation
+from fedsoft.simulate import Engine
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
 from fedsoft.tensorfile import in_blocks
@@ -42,8 +42,8 @@ class Stage:
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
 
 
-def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Simulation]:
-    """The federation and the simulation that a spec describes."""
+def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
+    """The federation and the engine that a spec describes."""
     extra: dict[str, Any] = {}
     dataset = plugins.find("datasets", spec.dataset.name)
     if "seed" in plugins.parameters(dataset):
@@ -107,16 +107,21 @@ def check_data(folder: RunFolder, federation: Federation) -> None:
         )
 
 
-def load(path: str | Path, *, device: str = "cpu") -> Run:
-    """Load a saved run: its centers, personal models and history. The data is made or read again from the spec."""
+def load(path: str | Path, *, device: str = "cpu", **settings: Any) -> Run:
+    """Load a saved run: its centers, personal models and history. The data is made or read again from the spec.
+
+    `settings` change the algorithm's, for those that matter for predictions only.
+    """
     folder = find_run(Path(os.environ.get("FEDSOFT_RUNS", "runs")), str(path))
-    federation, simulation = build(folder.spec(), Stage(device=device))
+    spec = folder.spec()
+    changed = replace(spec.algorithm, settings=spec.algorithm.settings | settings)
+    federation, simulation = build(replace(spec, algorithm=changed), Stage(device=device))
     check_data(folder, federation)
     state, done = _restore(folder, simulation)
     return Run(federation, simulation, state, folder.records_until(done))
 
 
-def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch.Tensor], int]:
+def _restore(folder: RunFolder, simulation: Engine) -> tuple[dict[str, torch.Tensor], int]:
     """The last saved state, and after how many rounds it was saved."""
     point = folder.checkpoint()
     if point is None:
@@ -125,13 +130,13 @@ def _restore(folder: RunFolder, simulation: Simulation) -> tuple[dict[str, torch
         with torch.no_grad(), one_thread():
             return simulation.start(), 0
     simulation.restore(in_blocks(point.memory))
-    return {name: value.to(simulation.data.x.device) for name, value in point.state.items()}, point.rounds
+    return {name: value.to(simulation.device) for name, value in point.state.items()}, point.rounds
 
 
 def _carry(
-    folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Simulation, stage: Stage
+    folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Engine, stage: Stage
 ) -> tuple[RunFolder, bool]:
-    simulation.scratch = folder.path
+    simulation.use_folder(folder.path)
     with folder.lock():
         state, done = _restore(folder, simulation)
         run = Run(federation, simulation, state, folder.cut(done))

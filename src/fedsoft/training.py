@@ -23,7 +23,7 @@ from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
 from fedsoft.models.module import module
 from fedsoft.scores import CenterView, Scores, score
 from fedsoft.seeds import generator
-from fedsoft.simulate import Simulation, dropout
+from fedsoft.simulate import Engine, Simulation, dropout
 from fedsoft.solvers.adam import Adam
 from fedsoft.threads import one_thread
 
@@ -38,7 +38,7 @@ class Run:
     """A run in memory: the centers for new users, a personal model for each client, and how they came about."""
 
     federation: Federation
-    simulation: Simulation
+    simulation: Engine
     state: State
     history: list[Record]
 
@@ -103,7 +103,7 @@ class Run:
         with torch.no_grad(), one_thread():
             return score(
                 self.federation, self.model, self.state["centers"], self.weights,
-                simulation.personal_scores(self.state, simulation.data),
+                simulation.personal_scores(self.state, self.federation.train),
                 simulation.personal_scores(self.state, self.federation.held_out),
             )  # fmt: skip
 
@@ -207,14 +207,14 @@ WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
 RECENT = 10  # rounds that tell what the next will cost
 
 
-def closing_work(simulation: Simulation) -> int:
+def closing_work(simulation: Engine) -> int:
     """The gradients that an algorithm spends beyond a usual round in its last one: tasks of everybody."""
     tasks = getattr(simulation.algorithm, "closing_tasks", 0)
     return tasks * int(simulation.sizes.sum()) * getattr(simulation.solver, "epochs", 1)
 
 
 def play(
-    simulation: Simulation, federation: Federation, state: State, history: Sequence[Record], limit: Limit,
+    simulation: Engine, federation: Federation, state: State, history: Sequence[Record], limit: Limit,
     score_every: int = 1,
 ) -> Iterator[tuple[State, Record]]:  # fmt: skip
     """Play the rounds that are left after `history`; after each, the new state and what to log about it.

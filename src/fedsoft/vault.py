@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 import tempfile
@@ -40,11 +41,31 @@ class Budget:
             self.left += size
 
 
-class Vault(Mapping[str, Tensor]):
+class ClientRows(Mapping[str, Tensor]):
+    """Named tensors with one row for each client, wherever they are. As a mapping it gives whole tensors."""
+
+    forms: Mapping[str, Form]
+
+    @abc.abstractmethod
+    def take(self, rows: np.ndarray, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """The rows of some clients, as copies."""
+
+    @abc.abstractmethod
+    def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """All rows of an entry in their order, a few at a time, with the number of the first."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+
+class Vault(ClientRows):
     """Named tensors with one row for each of `count` clients. Several threads may use it, each for rows of its own.
 
     Short entries are kept in memory first. Those for which the budget has no room are kept in a scratch file, which has
-    no name and so is gone when the vault or the process is. As a mapping it gives whole tensors.
+    no name and so is gone when the vault or the process is.
 
     Arguments:
         count: how many rows there will be.
@@ -57,7 +78,7 @@ class Vault(Mapping[str, Tensor]):
         self, count: int, budget: Budget, *, folder: Path | None = None, device: str | torch.device = "cpu"
     ) -> None:
         self.count, self.budget, self.folder, self.device = count, budget, folder, device
-        self.forms: dict[str, Form] = {}
+        self.forms: Mapping[str, Form] = {}
         self.held: dict[str, Tensor] = {}
         self.scratch: TensorFile | None = None
         self.lock = threading.Lock()
@@ -105,12 +126,6 @@ class Vault(Mapping[str, Tensor]):
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self.put(np.arange(self.count), {name: value})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.forms)
-
-    def __len__(self) -> int:
-        return len(self.forms)
 
     def _lay_out(self, forms: dict[str, Form]) -> None:
         """Find a place for every entry, unless that has been done."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedsoft import plugins
 from fedsoft.paper.items import METHODS, ORACLE, SOURCES, ComparisonItem
 from fedsoft.paper.library import Library, Over
 from fedsoft.paper.rules import POINTS, Claim, Key, Pair, Ruling, Values, better, in_order, rule
@@ -147,12 +146,10 @@ def _mixed(library: Library, run: Finished) -> float:
     """FedEM as its own authors predict: with the client's mixture of all centers, on its training points."""
 
     def make() -> float:
-        loaded = load(run.folder.path)
-        simulation = loaded.simulation
-        settings = run.spec.algorithm.settings | {"predict_with": "mixture"}
-        simulation.algorithm = plugins.build("algorithms", "fedem", settings)
+        loaded = load(run.folder.path, predict_with="mixture")
         with torch.no_grad(), one_thread():
-            return float(simulation.personal_scores(loaded.state, simulation.data).double().mean())
+            scores = loaded.simulation.personal_scores(loaded.state, loaded.federation.train)
+        return float(scores.double().mean())
 
     return _percent(run, float(library.note("mixture", run.folder.name, make)))
 

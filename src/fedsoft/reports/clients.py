@@ -34,7 +34,7 @@ def clients_of(run: Finished) -> Clients:
     simulation, federation = loaded.simulation, loaded.federation
     truth, u = federation.truth, loaded.weights
     with torch.no_grad(), one_thread():
-        train = simulation.personal_scores(loaded.state, simulation.data)
+        train = simulation.personal_scores(loaded.state, federation.train)
         held_out = simulation.personal_scores(loaded.state, federation.held_out)
     shares = None if truth is None else truth.fractions(federation.train)
     alignment = run.scores.get("alignment")
