@@ -10,14 +10,15 @@ from pathlib import Path
 import fedsoft
 
 ROOT = Path(fedsoft.__file__).parent
-KINDS = ("algorithms", "models", "datasets", "partitions", "solvers")
+KINDS = ("algorithms", "models", "datasets", "partitions", "solvers", "rules", "attacks")
 
 # From the ground up. A module may import what stands before it.
 ORDER = [
     "errors", "checks", "machine", "threads", "tensorfile", "vault", "seeds", "kernels", "partition", "clientdata",
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
-    "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
+    "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "robust",
+    "rules", "attack", "attacks", "algorithms",
     "host", "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,3 +213,11 @@ def test_a_run_is_scored_by_its_own_centers_and_weights() -> None:
     own = float(((run.predict(x, client=4) - y) ** 2).mean())
     errors = run.simulation.personal_scores(run.state, fed.held_out)
     assert float(errors[4]) == pytest.approx(own, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [fs.models.digits_cnn(), fs.models.mlp(hidden=[4])], ids=["cnn", "mlp"])
+def test_a_method_without_centers_is_scored(model: Any) -> None:
+    fed = fs.datasets.digits(clients=3, points=(10, 12), rotations=[0, 90], seed=0)
+    run = fs.fit(fs.Local(), fed, model, rounds=1, local=fs.SGD(epochs=1))
+    assert run.scores().centers is None
+    assert run.scores().personal_train.mean > 0

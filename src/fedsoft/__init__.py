@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsoft import algorithms, datasets, models, partitions, solvers
+    from fedsoft import algorithms, attacks, datasets, models, partitions, rules, solvers
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Loaded when first used: `fedsoft --help` should not wait for torch.
-_PACKAGES = ("algorithms", "datasets", "models", "partitions", "solvers")
+_PACKAGES = ("algorithms", "attacks", "datasets", "models", "partitions", "rules", "solvers")
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
@@ -77,12 +77,14 @@ __all__ = [
     "Run",
     "StoreError",
     "algorithms",
+    "attacks",
     "datasets",
     "fit",
     "load",
     "models",
     "pFedMe",
     "partitions",
+    "rules",
     "solvers",
 ]
 

@@ -7,7 +7,7 @@ threads, and what chunks leave behind is put together in their order, so the bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Ids, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, unknown
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
+from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks
 from fedsoft.threads import in_order
 from fedsoft.vault import Budget, Vault
@@ -79,16 +81,19 @@ class Host:
         seed: of the run.
         dtype: the precision of everything.
         room: what may be used of the machine.
+        attack, liars: what clients of these names send in place of their replies.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, data: ClientData, names: Sequence[str], *,
-        seed: int, dtype: torch.dtype = torch.float32, room: Room | None = None,
+        seed: int, dtype: torch.dtype = torch.float32, room: Room | None = None, attack: Attack | None = None,
+        liars: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
         room = room or Room()
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = data.to(room.device, dtype)
         self.names, self.seed, self.dtype, self.device = list(names), seed, dtype, room.device
+        self.attack, self.lies = attack, np.array([name in liars for name in names], dtype=bool)
         self.chunk = room.chunk or _chunk(model, self.data)
         self.workers = room.workers or (cores() if room.device == "cpu" else 1)
         self.budget, self.scratch = Budget(memory_size(room.memory)), room.scratch
@@ -113,25 +118,36 @@ class Host:
         replies = self._vault(len(rows))
 
         def work(part: np.ndarray) -> Cost:
-            sent = {**shared, **{name: value[part] for name, value in each.items()}}
-            cost, reply = self._do(job, rows[part], sent, t)
+            cost, reply = self._do(job, rows[part], {name: value[part] for name, value in each.items()}, shared, t)
             replies.put(part, reply)
             return cost
 
         return sum(self._chunks(len(rows), work), Cost()), replies
 
-    def _do(self, job: str, rows: Ids, sent: Reply, t: int) -> tuple[Cost, Reply]:
+    def _do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Reply]:
         """A job of one chunk of clients. What they change of their memory is kept."""
         site, given = self._site(self.data, rows, t), self.memory.take(rows)
-        mine, reply = getattr(self.algorithm, job)(site, given, sent)
+        mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **each})
         changed = {name: value for name, value in mine.items() if value is not given.get(name)}
         self._check(job, rows, reply, f"answered job '{job}' of round {t}")
         self._check(job, rows, changed, f"ended job '{job}' of round {t}")
         for name in changed.keys() - given.keys():
             raise InputError(f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}")
         self.memory.put(rows, changed)
+        if self.attack is not None and self.lies[rows].any():
+            reply = self._false(self.attack, job, rows, reply, each, shared, t)
         gradients, evaluations = int(site.work.gradients.sum()), int(site.work.evaluations.sum())
         return Cost(gradients, evaluations, bytes_up=size_of(reply)), reply
+
+    def _false(
+        self, attack: Attack, job: str, rows: Ids, reply: Reply, each: Reply, shared: Mapping[str, Tensor], t: int
+    ) -> Reply:
+        """The same reply, with what liars send."""
+        lies = torch.as_tensor(np.flatnonzero(self.lies[rows]), device=self.device)
+        sent = {**shared, **{name: value[lies] for name, value in each.items()}}
+        draws = [generator(self.seed, "lie", job, t, self.names[rows[k]]) for k in lies.tolist()]
+        said = attack.reply({name: value[lies] for name, value in reply.items()}, sent, self.model.size, draws)
+        return {name: value.index_copy(0, lies, said[name]) for name, value in reply.items()}
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
         """The metric of each client's personal predictions on its points in `data`, NaN where it has none, `[N]`.

@@ -19,7 +19,7 @@ from fedsoft.checks import CONFIG, sentence
 from fedsoft.errors import InputError, unknown
 from fedsoft.partition import Partition
 
-KINDS = ("algorithms", "datasets", "partitions", "models", "solvers")
+KINDS = ("algorithms", "datasets", "partitions", "models", "solvers", "rules", "attacks")
 
 
 def names(kind: str) -> list[str]:

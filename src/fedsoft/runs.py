@@ -60,6 +60,8 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
         local=plugins.build("solvers", spec.local.name, spec.local.settings),
         seed=spec.seed, device=stage.device, dtype=spec.dtype, chunk=stage.chunk, drop=spec.dropout,
         workers=stage.workers, memory=stage.memory,
+        rule=None if spec.robust is None else plugins.build("rules", spec.robust.name, spec.robust.settings),
+        attack=None if spec.attack is None else plugins.build("attacks", spec.attack.name, spec.attack.settings),
     )  # fmt: skip
     return federation, simulation
 

@@ -81,7 +81,7 @@ class Scores:
 def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
     """The metric of every center on every test set, `[S, sources]`."""
     table = np.empty((len(centers), len(tests)))
-    for j, (x, y) in enumerate(tests):
+    for j, (x, y) in enumerate(tests if len(centers) else ()):  # local training has none
         total = torch.zeros(len(centers), dtype=torch.float64, device=centers.device)
         for part in torch.arange(len(y)).split(evaluation_block(x, len(centers))):
             xs = as_numbers(x[part].to(centers.device), centers.dtype).to(centers.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State
 from fedsoft.errors import InputError
@@ -20,6 +21,7 @@ from fedsoft.federation import Federation
 from fedsoft.host import Cost, Host, Room, check_job, size_of
 from fedsoft.local import Solver, Work
 from fedsoft.model import Model
+from fedsoft.robust import Rule, guarded
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks
 from fedsoft.vault import ClientRows, Vault
@@ -37,11 +39,13 @@ class Engine(abc.ABC):
         seed: of all draws.
         device, dtype: where, and in what precision, the server's state is.
         absent: tells who does not answer, for studying dropouts.
+        rule: what is taken in place of the mean wherever replies are averaged.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32, absent: Absent | None = None,
+        rule: Rule | None = None,
     ) -> None:  # fmt: skip
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
@@ -49,6 +53,7 @@ class Engine(abc.ABC):
         self.sizes = federation.train.sizes.to(device)
         train = federation.train.take([])
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(device, dtype)
+        self.rule = rule
         self.t, self.last = 0, False
         self.cost: Cost = Cost()
 
@@ -75,7 +80,7 @@ class Engine(abc.ABC):
         if self.absent is not None and len(ids):
             present = ~self.absent(job, self.t, [self.names[k] for k in ids])
             ids, each = ids[present], {name: value[present] for name, value in each.items()}
-        return self.carry(job, ids, each, shared)
+        return guarded(self.carry(job, ids, each, shared), self.rule)
 
     # --- what the run loop uses ---------------------------------------------------------------------------------------
 
@@ -129,12 +134,24 @@ class Simulation(Engine):
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, chunk: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
-        scratch: Path | None = None,
+        scratch: Path | None = None, rule: Rule | None = None, attack: Attack | None = None,
+        liars: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
-        super().__init__(algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent)
+        super().__init__(
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
+        )
         room = Room(chunk, device, workers, memory, scratch)
         self.host = Host(
-            algorithm, model, solver, federation.train, federation.names, seed=seed, dtype=dtype, room=room
+            algorithm,
+            model,
+            solver,
+            federation.train,
+            federation.names,
+            seed=seed,
+            dtype=dtype,
+            room=room,
+            attack=attack,
+            liars=liars,
         )
 
     @property

@@ -18,6 +18,7 @@ from fedsoft.errors import InputError, unknown
 
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
+    "robust": "rules", "attack": "attacks",
 }  # fmt: skip
 TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "variant", *PARTS)
 DTYPES = ("float32", "float64")
@@ -46,6 +47,8 @@ class RunSpec:
     model: Part
     local: Part
     partition: Part | None = None
+    robust: Part | None = None  # a rule in place of the mean
+    attack: Part | None = None  # what some clients do, who lie
     rounds: int = 50
     work: int | None = None  # stop before more gradient evaluations than this
     bytes: int | None = None  # stop before more bytes than this
@@ -124,6 +127,8 @@ class RunSpec:
             short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
             text += f", {':'.join(values) if self.partition.name == 'ratio' else short} partition"
         text += f", source {self.source} alone" if self.source is not None else ""
+        text += f", averaged by {self.robust.name}" if self.robust is not None else ""
+        text += f", {self.attack.settings['share']:.0%} {self.attack.name}" if self.attack is not None else ""
         return f"{text}, seed {self.seed}{f', {self.variant} variant' if self.variant else ''}"
 
     def with_seed(self, seed: int) -> RunSpec:

@@ -6,13 +6,14 @@ import inspect
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsoft.attack import Attack, liars, spoiled
 from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
@@ -21,6 +22,7 @@ from fedsoft.federation import Federation
 from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
 from fedsoft.models.module import module
+from fedsoft.robust import Rule
 from fedsoft.scores import CenterView, Scores, score
 from fedsoft.seeds import generator
 from fedsoft.simulate import Engine, Simulation, dropout
@@ -138,6 +140,7 @@ def prepare(
     algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
     drop: float = 0.0, backend: str = "auto", workers: int | None = None, memory: int | str | None = None,
+    rule: Rule | None = None, attack: Attack | None = None,
 ) -> Simulation:  # fmt: skip
     """Everything in place for the first round."""
     if dtype not in DTYPES:
@@ -145,10 +148,14 @@ def prepare(
     check_device(device)
     solver, built = local or Adam(), as_model(model, federation).by(_backend(backend, device))
     _try_out(solver, built, federation)
+    false = frozenset() if attack is None else liars(federation.names, attack.share, seed)
+    if attack is not None:
+        rows = np.array([k for k, name in enumerate(federation.names) if name in false], dtype=np.int64)
+        federation = replace(federation, train=spoiled(federation.train, rows, attack, federation.shape))
     return Simulation(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
-        workers=workers, memory=memory,
+        workers=workers, memory=memory, rule=rule, attack=attack, liars=false,
     )  # fmt: skip
 
 
@@ -260,6 +267,8 @@ def fit(
     score_every: int = 1,
     workers: int | None = None,
     memory: int | str | None = None,
+    robust: Rule | None = None,
+    attack: Attack | None = None,
     on_round: Callable[[Record], object] | None = None,
 ) -> Run:
     """Train, and return the run.
@@ -281,6 +290,8 @@ def fit(
         workers: how many threads train clients at once; one for each core unless told. Results do not depend on it.
         memory: how much RAM the clients' memory and replies may take, such as "4G"; half of what is available unless
             told. What does not fit is kept on disk. Results do not depend on it.
+        robust: a rule in place of the mean wherever clients' models are averaged, such as `rules.median()`.
+        attack: what some clients do who lie, such as `attacks.sign_flip(share=0.2)`, for studying it.
         on_round: called with the record of every round.
     """
     for name, value, least in (("rounds", rounds, 0), ("score_every", score_every, 1)):
@@ -294,8 +305,7 @@ def fit(
         raise InputError(f"local = {local!r} is not allowed: should be one with its settings, such as Adam(lr=0.01)")
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
-        backend=backend,
-        workers=workers, memory=memory,
+        backend=backend, workers=workers, memory=memory, rule=robust, attack=attack,
     )  # fmt: skip
     with torch.no_grad(), one_thread():
         state = simulation.start()
