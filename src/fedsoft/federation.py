@@ -65,12 +65,17 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train)
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
+        """How the data was understood, in a few words."""
         shape, sides = self.shape, "x".join(map(str, self.shape.input))
         aim = f"{shape.outputs} classes" if shape.task == "classification" else f"regression to {shape.outputs}"
         sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
         points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
-        return f"<Federation: {len(self)} clients, {points} points and {held_out} held out, {sides} to {aim}{sources}>"
+        return f"{len(self)} clients, {points} points and {held_out} held out, {sides} to {aim}{sources}"
+
+    def __repr__(self) -> str:
+        return f"<Federation: {self.about}>"
 
     @property
     def fingerprint(self) -> str:

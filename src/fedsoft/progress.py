@@ -54,9 +54,10 @@ class Progress:
 
 
 def _errors(record: dict[str, Any]) -> str:
-    """The best center of every source, in a few characters."""
+    """The best center of every source, or every center on its clients where sources are not known, in few characters."""
     if not record.get("best"):
-        return ""
+        own = [use["on_own"] for use in record.get("uses", [])[:4]]
+        return "centers " + " ".join("-" if value is None else f"{value:.3g}" for value in own) if own else ""
     return "best " + " ".join(f"{value:.3g}" for value in record["best"][:4])
 
 

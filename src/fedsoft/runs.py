@@ -79,7 +79,7 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     if path.exists():
         return carry_on(RunFolder.open(path), stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
-    folder = RunFolder.create(path, spec, federation.fingerprint)
+    folder = RunFolder.create(path, spec, federation.fingerprint, federation.about if reads_files(spec) else "")
     return _carry(folder, spec, federation, simulation, stage)
 
 

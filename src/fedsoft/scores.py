@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,23 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Use:
+    """What clients make of one center; needs no truth.
+
+    Arguments:
+        share: of all points, by the clients' mixtures.
+        clients: how many have it as their largest part.
+        on_all: its metric on the points of all clients.
+        on_own: on those of the clients whose largest part it is; None where there are none.
+    """
+
+    share: float
+    clients: int
+    on_all: float
+    on_own: float | None
+
+
+@dataclass(frozen=True)
 class Scores:
     """How good a run is. Entries that need a truth are None where it is unknown.
 
@@ -55,6 +72,7 @@ class Scores:
         personal_train, personal_held_out: personal models on the clients' own points.
         oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
         noise_floor: the error that no model can beat.
+        uses: what clients make of each center, on their held-out points, or all where none are held out.
         distance: mean over pairs of sources of |theta_s - theta_r|^2 of the oracle models: the scale of the errors.
     """
 
@@ -72,6 +90,7 @@ class Scores:
     oracle: list[float] | None = None
     noise_floor: float | None = None
     distance: float | None = None
+    uses: list[Use] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -90,6 +109,35 @@ def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, T
             total += model.metric.per_point(prediction, ys.expand(len(centers), *ys.shape)).double().sum(1)
         table[:, j] = (total / len(y)).cpu().numpy()
     return table
+
+
+def uses_of(model: Model, centers: Tensor, u: Tensor, federation: Federation) -> list[Use]:
+    """What clients with mixtures `u[N, S]` make of each center."""
+    data = federation.held_out if int(federation.held_out.sizes.sum()) else federation.train
+    per_point = torch.cat([
+        model.metric.per_point(
+            model.predict(model.outputs(centers, x.expand(len(centers), *x.shape))), y.expand(len(centers), *y.shape)
+        ).double().cpu()
+        for x, y in _blocks(data, centers)
+    ], dim=1)  # fmt: skip
+    share = (u / u.sum(1, keepdim=True)).double().cpu()
+    n, main = federation.train.sizes.double().cpu(), share.argmax(1)
+    whose = main[data.owners.cpu()]
+    uses = []
+    for s, values in enumerate(per_point):
+        own = values[whose == s]
+        uses.append(Use(
+            share=float((share[:, s] * n).sum() / n.sum()), clients=int((main == s).sum()),
+            on_all=float(values.mean()), on_own=float(own.mean()) if len(own) else None,
+        ))  # fmt: skip
+    return uses
+
+
+def _blocks(data: ClientData, centers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The points of all clients in large batches, as numbers beside the centers."""
+    for places in data.points.split(evaluation_block(data.x, len(centers))):
+        x = as_numbers(data.x[places].to(centers.device), centers.dtype).to(centers.dtype)
+        yield x, data.y[places].to(centers.device)
 
 
 def align(table: np.ndarray, higher_is_better: bool) -> list[int]:
@@ -188,4 +236,5 @@ def score(
         oracle=oracle[0] if oracle else None,
         noise_floor=truth.noise_floor if truth else None,
         distance=oracle[1] if oracle else None,
+        uses=None if u is None or not len(centers) else uses_of(model, centers, u, federation),
     )

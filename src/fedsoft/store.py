@@ -178,13 +178,14 @@ class RunFolder:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def create(path: Path, spec: RunSpec, fingerprint: str = "") -> RunFolder:
+    def create(path: Path, spec: RunSpec, fingerprint: str = "", about: str = "") -> RunFolder:
         """A new folder for a run. It appears whole or not at all."""
         with _said(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=NEW, dir=path.parent))
             try:
-                info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, "data": fingerprint, **environment()}
+                info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, "data": fingerprint, "about": about}
+                info |= environment()
                 for name, text in (("spec.toml", spec.to_toml()), ("run.json", json.dumps(info, indent=1) + "\n")):
                     (made / name).write_text(text, "utf-8")
                     _sync(made / name)

@@ -23,7 +23,7 @@ from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
 from fedsoft.models.module import module
 from fedsoft.robust import Rule
-from fedsoft.scores import CenterView, Scores, score
+from fedsoft.scores import CenterView, Scores, score, uses_of
 from fedsoft.seeds import generator
 from fedsoft.simulate import Engine, Simulation, dropout
 from fedsoft.solvers.adam import Adam
@@ -247,6 +247,9 @@ def play(
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
                 columns = zip(*view.centers, strict=True)
                 record["best"] = [max(c) if simulation.model.metric.higher_is_better else min(c) for c in columns]
+            if truth is None and "u" in state and (last or t % score_every == 0):
+                found = uses_of(simulation.model, state["centers"], state["u"], federation)
+                record["uses"] = [asdict(use) for use in found]
             history.append(record)
             yield state, record
 

@@ -15,10 +15,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 def convergence(folder: RunFolder) -> bytes | None:
     """The paper's Fig. 1 as PNG: for each source, the error of all centers over rounds, and below it the mean
-    importance weights of the clients that have most of that source. None when the truth is unknown."""
+    importance weights of the clients that have most of that source. Where nobody knows the sources, each center on its
+    clients' points, and its share. None when there is neither."""
     records, scores = [record for record in folder.records() if record.get("centers")], folder.scores()
     if not records:
-        return None
+        return _uses(folder)
     spec = folder.spec()
     sources, centers = len(records[0]["centers"][0]), max(len(record["centers"]) for record in records)
     names = scores["sources"] if scores else [str(j) for j in range(sources)]
@@ -55,6 +56,32 @@ def convergence(folder: RunFolder) -> bytes | None:
         axes[1][0].plot([], [], color="#444444", ls="--", lw=1, label="true share")
         axes[1][0].legend(*_last(axes[1][0]), frameon=False, fontsize=9, loc="center right")
     figure.suptitle(spec.title, fontsize=11)
+    return png(figure)
+
+
+def _uses(folder: RunFolder) -> bytes | None:
+    """Where nobody knows the sources: every center on the points of its clients, and its share of all data."""
+    records, scores = [record for record in folder.records() if record.get("uses")], folder.scores()
+    if not records:
+        return None
+    figure = Figure(figsize=(7.4, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    fit, share = figure.subplots(1, 2, sharex=True)
+    rounds = [record["round"] + 1 for record in records]
+    for s in range(max(len(record["uses"]) for record in records)):
+        uses = [record["uses"][s] if s < len(record["uses"]) else {} for record in records]
+        own = [float("nan") if use.get("on_own") is None else use["on_own"] for use in uses]
+        fit.plot(rounds, own, color=_colour(s), lw=1.8, label=f"center {s}")
+        share.plot(rounds, [use.get("share", float("nan")) for use in uses], color=_colour(s), lw=1.8)
+    metric = scores["metric"] if scores else "error"
+    fit.set_title(f"{metric.upper() if metric == 'mse' else metric} on the points of its clients", fontsize=10)
+    share.set_title("share of all data", fontsize=10)
+    share.set_ylim(-0.02, 1.02)
+    for axis in (fit, share):
+        axis.set_xlabel("round")
+        axis.grid(alpha=0.25)
+    fit.legend(frameon=False, fontsize=9, loc="best")
+    figure.suptitle(folder.spec().title, fontsize=11)
     return png(figure)
 
 

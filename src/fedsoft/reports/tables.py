@@ -54,6 +54,20 @@ def centers_table(scores: Scores, starred: bool) -> Table:
     return table
 
 
+def uses_table(scores: Scores, held_out: bool) -> Table:
+    """What clients make of each center, where nobody knows the sources."""
+    metric = scores["metric"]
+    points = "held-out" if held_out else "training"
+    table = Table(title=f"Cluster models: {metric_name(metric)} on the clients' {points} points", title_justify="left")
+    for column in ("center", "share of data", "main center of", "on their points", "on all points"):
+        table.add_column(column, justify="left" if column == "center" else "right")
+    for s, use in enumerate(scores["uses"]):
+        clients = f"{use['clients']} client{'s' * (use['clients'] != 1)}"
+        own, every = number(use["on_own"], metric), number(use["on_all"], metric)
+        table.add_row(f"c{s}", f"{100 * use['share']:.0f} %", clients, own, every)
+    return table
+
+
 def best_centers(scores: Scores) -> list[float] | None:
     """For each source the score of the center that serves it best; None without centers."""
     if not scores["centers"]:
@@ -100,9 +114,15 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if scores is None:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
         return Group(head, left, cost_text(records))
-    parts: list[RenderableType] = [head, Text()]
+    parts: list[RenderableType] = [
+        head,
+        *([Text(f"Data: {data}")] if (data := folder.info.get("about")) else []),
+        Text(),
+    ]
     if scores["centers"]:
         parts += [centers_table(scores, starred), Text()]
+    elif scores.get("uses"):
+        parts += [uses_table(scores, held_out=scores["personal_held_out"] is not None), Text()]
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
