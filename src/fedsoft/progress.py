@@ -54,7 +54,7 @@ class Progress:
 
 
 def _errors(record: dict[str, Any]) -> str:
-    """The best center of every source, or every center on its clients where sources are not known, in few characters."""
+    """The best center of every source, or each center on its clients where sources are not known, in a few words."""
     if not record.get("best"):
         own = [use["on_own"] for use in record.get("uses", [])[:4]]
         return "centers " + " ".join("-" if value is None else f"{value:.3g}" for value in own) if own else ""
