@@ -22,7 +22,7 @@ from fedsoft.errors import DivergedError, InputError, unknown
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
-from fedsoft.tensorfile import Blocks
+from fedsoft.tensorfile import Blocks, Form
 from fedsoft.threads import in_order
 from fedsoft.vault import Budget, Vault
 
@@ -106,6 +106,12 @@ class Host:
         """Give everybody the memory that was saved, in place of `enrol`."""
         self.memory = self._vault(len(self))
         self.memory.fill(memory)
+
+    def clear(self, forms: Mapping[str, Form]) -> Vault:
+        """Make room for a memory of these forms that comes in pieces, in place of `enrol`; returns it to be filled."""
+        self.memory = self._vault(len(self))
+        self.memory.lay_out(forms)
+        return self.memory
 
     def do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Vault]:
         """Have the clients in `rows` do a job of round t; what it cost, and their replies."""
