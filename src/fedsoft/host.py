@@ -7,6 +7,7 @@ threads, and what chunks leave behind is put together in their order, so the bit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +90,7 @@ class Host:
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = data.to(room.device, dtype)
         self.names, self.seed, self.dtype, self.device = list(names), seed, dtype, room.device
-        self.chunk = room.chunk or _chunk(model, self.data)
+        self.chunk = room.chunk or chunk_size(model, self.data)
         self.workers = room.workers or (cores() if room.device == "cpu" else 1)
         self.budget, self.scratch = Budget(memory_size(room.memory)), room.scratch
         self.memory = self._vault(len(self.names))
@@ -204,10 +205,10 @@ def size_of(values: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in values.values())
 
 
-def _chunk(model: Model, data: ClientData) -> int:
+def chunk_size(model: Model, data: ClientData) -> int:
     """As many clients as keep the working set (w, gradient, moments, buffer; the points, twice) near the cache."""
     if model.alone:
         return 1
-    point = data.x[0].numel() + data.y[0].numel() + 1
+    point = math.prod(data.x.shape[1:]) + math.prod(data.y.shape[1:]) + 1
     per_client = 4 * 5 * model.size + 2 * data.x.element_size() * point * float(data.sizes.double().mean())
     return max(1, int(CHUNK_BYTES / per_client))
