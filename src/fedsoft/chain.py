@@ -8,7 +8,6 @@ of a large fully connected layer stays a product of two thin matrices until the 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fedsoft import layers
 from fedsoft.layers import Layer
 from fedsoft.model import Layout, Outer, Params
+from fedsoft.threads import PerThread
 
 EVALUATED_AT_ONCE = 32  # images; more do not fit the cache
 FEW_TAPS = 32  # inputs to one output of a first convolution up to which patches are written out as columns
@@ -37,7 +37,7 @@ class Chain:
 
     def __init__(self, layout: Layout, links: Sequence[Link]) -> None:
         self.layout, self.links = layout, links
-        self.here = threading.local()
+        self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`."""

@@ -7,6 +7,7 @@ threads, and what chunks leave behind is put together in their order, so the bit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
 from fedsoft.seeds import generator
-from fedsoft.tensorfile import Blocks
+from fedsoft.tensorfile import Blocks, Form
 from fedsoft.threads import in_order
 from fedsoft.vault import Budget, Vault
 
@@ -94,7 +95,7 @@ class Host:
         self.data = data.to(room.device, dtype)
         self.names, self.seed, self.dtype, self.device = list(names), seed, dtype, room.device
         self.attack, self.lies = attack, np.array([name in liars for name in names], dtype=bool)
-        self.chunk = room.chunk or _chunk(model, self.data)
+        self.chunk = room.chunk or chunk_size(model, self.data)
         self.workers = room.workers or (cores() if room.device == "cpu" else 1)
         self.budget, self.scratch = Budget(memory_size(room.memory)), room.scratch
         self.memory = self._vault(len(self.names))
@@ -111,6 +112,12 @@ class Host:
         """Give everybody the memory that was saved, in place of `enrol`."""
         self.memory = self._vault(len(self))
         self.memory.fill(memory)
+
+    def clear(self, forms: Mapping[str, Form]) -> Vault:
+        """Make room for a memory of these forms that comes in pieces, in place of `enrol`; returns it to be filled."""
+        self.memory = self._vault(len(self))
+        self.memory.lay_out(forms)
+        return self.memory
 
     def do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Vault]:
         """Have the clients in `rows` do a job of round t; what it cost, and their replies."""
@@ -214,10 +221,10 @@ def size_of(values: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in values.values())
 
 
-def _chunk(model: Model, data: ClientData) -> int:
+def chunk_size(model: Model, data: ClientData) -> int:
     """As many clients as keep the working set (w, gradient, moments, buffer; the points, twice) near the cache."""
     if model.alone:
         return 1
-    point = data.x[0].numel() + data.y[0].numel() + 1
+    point = math.prod(data.x.shape[1:]) + math.prod(data.y.shape[1:]) + 1
     per_client = 4 * 5 * model.size + 2 * data.x.element_size() * point * float(data.sizes.double().mean())
     return max(1, int(CHUNK_BYTES / per_client))

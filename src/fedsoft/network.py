@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder, Goal, Layout, Metric, Model, Outer, Params, goal, xavier_normal
 from fedsoft.seeds import generator
+from fedsoft.threads import PerThread
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -50,7 +50,7 @@ def from_module(
                 torch.manual_seed(int(rng.integers(2**63)))
                 return layout.flatten({name: p.detach().float() for name, p in make().named_parameters()})
 
-        here = threading.local()  # a call puts parameters into the network, so every thread has one of its own
+        here = PerThread()  # a call puts parameters into the network, so every thread has one of its own
 
         def one(params: Params, x: Tensor) -> Tensor:
             if not hasattr(here, "net"):
@@ -83,7 +83,7 @@ class _Inside:
 
     def __init__(self, net: nn.Module, layout: Layout, shape: DataShape) -> None:
         self.net, self.layout, self.shape = net, layout, shape
-        self.here = threading.local()
+        self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`; without a gradient."""

@@ -14,6 +14,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class PerThread(threading.local):
+    """What each thread has of its own. It can be sent to other processes, where every thread begins with nothing."""
+
+    def __reduce__(self) -> tuple[type[PerThread], tuple[()]]:
+        return PerThread, ()
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Sums over threads round differently for each number of threads: one thread gives the same bits everywhere."""

@@ -12,12 +12,15 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from fedsoft.attack import Attack, liars, spoiled
 from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
-from fedsoft.errors import DivergedError, InputError
+from fedsoft.engines import Factory
+from fedsoft.engines import find as find_engine
+from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
@@ -31,6 +34,8 @@ from fedsoft.threads import one_thread
 
 Record = dict[str, Any]
 """What is logged about one round."""
+
+E = TypeVar("E", bound=Engine, default=Simulation)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -140,9 +145,9 @@ def prepare(
     algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
     drop: float = 0.0, backend: str = "auto", workers: int | None = None, memory: int | str | None = None,
-    rule: Rule | None = None, attack: Attack | None = None,
-) -> Simulation:  # fmt: skip
-    """Everything in place for the first round."""
+    rule: Rule | None = None, attack: Attack | None = None, engine: Callable[..., E] = Simulation,
+) -> E:  # fmt: skip
+    """Everything in place for the first round. `engine` is a `Factory`, see `fedsoft.engines`."""
     if dtype not in DTYPES:
         raise InputError(f"dtype = '{dtype}' is not allowed: should be 'float32' or 'float64'")
     check_device(device)
@@ -152,7 +157,7 @@ def prepare(
     if attack is not None:
         rows = np.array([k for k, name in enumerate(federation.names) if name in false], dtype=np.int64)
         federation = replace(federation, train=spoiled(federation.train, rows, attack, federation.shape))
-    return Simulation(
+    return engine(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
         workers=workers, memory=memory, rule=rule, attack=attack, liars=false,
@@ -211,6 +216,7 @@ class Limit:
 
 
 WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
+PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
 
 
@@ -272,6 +278,8 @@ def fit(
     memory: int | str | None = None,
     robust: Rule | None = None,
     attack: Attack | None = None,
+    engine: str | Factory = "local",
+    address: str | None = None,
     on_round: Callable[[Record], object] | None = None,
 ) -> Run:
     """Train, and return the run.
@@ -295,6 +303,9 @@ def fit(
             told. What does not fit is kept on disk. Results do not depend on it.
         robust: a rule in place of the mean wherever clients' models are averaged, such as `rules.median()`.
         attack: what some clients do who lie, such as `attacks.sign_flip(share=0.2)`, for studying it.
+        engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or what makes one,
+            see `fedsoft.engines`. Draws do not depend on it.
+        address: of the cluster, for engines that have one.
         on_round: called with the record of every round.
     """
     for name, value, least in (("rounds", rounds, 0), ("score_every", score_every, 1)):
@@ -309,12 +320,36 @@ def fit(
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
         backend=backend, workers=workers, memory=memory, rule=robust, attack=attack,
+        engine=find_engine(engine, address),
     )  # fmt: skip
-    with torch.no_grad(), one_thread():
-        state = simulation.start()
-    run = Run(federation, simulation, state, [])
-    for run.state, record in play(simulation, federation, state, [], Limit(rounds), score_every):
-        run.history.append(record)
-        if on_round is not None:
-            on_round(record)
-    return run
+    told = 0
+    mending = Mending(simulation)
+    while True:
+        try:
+            with torch.no_grad(), one_thread():
+                state = simulation.start()
+            run = Run(federation, simulation, state, [])
+            for run.state, record in play(simulation, federation, state, [], Limit(rounds), score_every):
+                run.history.append(record)
+                if on_round is not None and run.rounds > told:  # played again after a loss, it is the same
+                    on_round(record)
+                told = max(told, run.rounds)
+            return run
+        except WorkerLost as lost:
+            mending.after(lost, told)
+
+
+class Mending:
+    """Brings back workers that are lost, but not for ever when they are lost again and again."""
+
+    def __init__(self, simulation: Engine) -> None:
+        self.simulation, self.reached, self.losses = simulation, 0, 0
+
+    def after(self, lost: WorkerLost, rounds: int) -> None:
+        """Bring back what is lost; `rounds` is how far the run had come."""
+        self.losses = 1 if rounds > self.reached else self.losses + 1
+        self.reached = max(self.reached, rounds)
+        if self.losses > PATIENCE:
+            raise FedsoftError(f"{lost}; it was brought back {PATIENCE} times and lost again in the same round "
+                               "(out of memory?)") from None  # fmt: skip
+        self.simulation.mend()

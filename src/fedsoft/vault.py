@@ -86,7 +86,7 @@ class Vault(ClientRows):
 
     def put(self, rows: np.ndarray, values: Mapping[str, Tensor]) -> None:
         """Set the rows of some clients. The very first ones tell which entries there are."""
-        self._lay_out({name: Form(v.dtype, (self.count, *v.shape[1:])) for name, v in values.items()})
+        self.lay_out({name: Form(v.dtype, (self.count, *v.shape[1:])) for name, v in values.items()})
         for name, value in values.items():
             form = self.forms.get(name)
             if form is None or (form.dtype, form.shape[1:]) != (value.dtype, tuple(value.shape[1:])):
@@ -101,9 +101,16 @@ class Vault(ClientRows):
                     for begin, end in _runs(rows):
                         self.scratch.write(name, int(rows[begin]), value[begin:end])
 
+    def lay_out(self, forms: Mapping[str, Form]) -> None:
+        """Find a place for every entry, unless that has been done."""
+        with self.lock:
+            if not self.ready:
+                self._find_room(forms)
+                self.forms, self.ready = forms, True
+
     def fill(self, source: Blocks) -> None:
         """Set all rows, a few at a time."""
-        self._lay_out(dict(source.forms))
+        self.lay_out(source.forms)
         for name in source.forms:
             for begin, rows in source.blocks(name):
                 self.put(np.arange(begin, begin + len(rows)), {name: rows})
@@ -127,14 +134,7 @@ class Vault(ClientRows):
     def __setitem__(self, name: str, value: Tensor) -> None:
         self.put(np.arange(self.count), {name: value})
 
-    def _lay_out(self, forms: dict[str, Form]) -> None:
-        """Find a place for every entry, unless that has been done."""
-        with self.lock:
-            if not self.ready:
-                self._find_room(forms)
-                self.forms, self.ready = forms, True
-
-    def _find_room(self, forms: dict[str, Form]) -> None:
+    def _find_room(self, forms: Mapping[str, Form]) -> None:
         away = {}
         for name in sorted(forms, key=lambda name: (forms[name].bytes, name)):
             if self.budget.grant(forms[name].bytes, self):

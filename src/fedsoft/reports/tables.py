@@ -114,11 +114,10 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if scores is None:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
         return Group(head, left, cost_text(records))
-    parts: list[RenderableType] = [
-        head,
-        *([Text(f"Data: {data}")] if (data := folder.info.get("about")) else []),
-        Text(),
-    ]
+    parts: list[RenderableType] = [head]
+    if about := folder.info.get("about"):
+        parts.append(Text(f"Data: {about}"))
+    parts.append(Text())
     if scores["centers"]:
         parts += [centers_table(scores, starred), Text()]
     elif scores.get("uses"):
