@@ -18,7 +18,8 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
-    "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
+    "posterior", "blend", "simulate", "scores", "adoption", "curve", "training", "spec", "store", "runs", "modelcard",
+    "export", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 

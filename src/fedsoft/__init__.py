@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsoft import algorithms, datasets, models, partitions, solvers
+    from fedsoft.adoption import Adopted
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
     from fedsoft.algorithms.pfedme import pFedMe
+    from fedsoft.choosing import choose
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
+    from fedsoft.export import export
     from fedsoft.federation import Federation
     from fedsoft.runs import load
     from fedsoft.solvers.adam import Adam
@@ -47,6 +50,7 @@ _PACKAGES = ("algorithms", "datasets", "models", "partitions", "solvers")
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
+    "export": "export", "Adopted": "adoption", "choose": "choosing",
 }  # fmt: skip
 
 __all__ = [
@@ -58,6 +62,7 @@ __all__ = [
     "MOCHA",
     "SGD",
     "Adam",
+    "Adopted",
     "Ditto",
     "DivergedError",
     "Exact",
@@ -77,7 +82,9 @@ __all__ = [
     "Run",
     "StoreError",
     "algorithms",
+    "choose",
     "datasets",
+    "export",
     "fit",
     "load",
     "models",

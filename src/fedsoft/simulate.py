@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.blend import Blend, blend_of
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, unknown
@@ -169,6 +170,12 @@ class Simulation:
         y = self.data.y.new_zeros((len(x), *self.data.y.shape[1:]))
         ids = np.array([k])
         return self._predict(replace(self._site(self.data, ids), data=ClientData.concat([(x, y)])), ids, state)
+
+    def blend_for(self, k: int, state: State) -> Blend:
+        """What client k predicts with."""
+        ids = np.array([k])
+        shared = rows_of(state, torch.as_tensor(ids, device=self.data.x.device))
+        return blend_of(self.algorithm, self._site(self.data, ids), self.memory.take(ids), shared)
 
     def _predict(self, site: Site, ids: Ids, state: State) -> Tensor:
         rows = torch.as_tensor(ids, device=self.data.x.device)
