@@ -141,7 +141,7 @@ class Newcomers:
             losses = losses_of_all(model, data, centers).double()
             s2 = noise_scale(losses, data, _outputs(data)) if model.loss is squared_loss else None
             logp = log_density(losses, s2, _outputs(data))
-            usual = (posterior(logp, data, mixtures(logp, data)) * losses).sum(1)
+            usual = (posterior(logp, data, mixtures(logp, data, rough=True)) * losses).sum(1)
         return Newcomers(federation, model, solver, centers, lam, seed, s2, usual, data, federation.train.augment)
 
     def adopt(self, x: Any, y: Any, *, how: How = "mixture", level: float = LEVEL, name: str = "newcomer") -> Adopted:

@@ -3,6 +3,9 @@
 Every number of centers S is run several times on the same federation, from several seeds. What is compared is how
 likely the clients' held-out points are under their own mixture of the centers, the mixture and the noise scale being
 those of their training points. So it is a question about centers alone, the same for every algorithm that has S.
+
+Centers that have not arrived tell nothing about sources, and the learning rates of presets are made for another method:
+so the rate is found first, as the one that explains training points best with the most centers.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ from fedsoft.threads import one_thread
 ALGORITHM = "fedem"
 SEEDS = (0, 1, 2)
 STABLE = 0.2  # adjusted Rand index below which two seeds do not tell of the same clusters
+RATES = (1.0, 3.0, 10.0)  # times that of the preset
 UNSCORED = 10**6  # rounds between two looks at the test sets: none but the first and the last
 NONE = "no cluster structure found"
 
@@ -68,6 +73,8 @@ class Choice:
     """The recommendation.
 
     Arguments:
+        label, algorithm, seeds, lr: what was run.
+        trials: one for each S, ascending.
         best: the S of the best score.
         first: the smallest S whose score is within one standard error of it.
         needed: how many of its centers it takes to stay within that standard error.
@@ -79,6 +86,7 @@ class Choice:
     label: str
     algorithm: str
     seeds: tuple[int, ...]
+    lr: float | None
     trials: tuple[Trial, ...]
     best: int
     first: int
@@ -132,11 +140,14 @@ class View:
         train, held_out = (losses[:, list(centers)] for losses in self.losses)
         return replace(self, losses=(train, held_out))
 
-    def assignment(self) -> tuple[Tensor, Tensor]:
-        """The mixture of every client `[N, S]`, and the posterior of every training point `[points, S]`."""
-        logp = log_density(self.losses[0], self.s2, self.outputs)
-        u = mixtures(logp, self.train)
-        return u, posterior(logp, self.train, u)
+    @cached_property
+    def mixture(self) -> Tensor:
+        """Of every client, `[N, S]`."""
+        return mixtures(log_density(self.losses[0], self.s2, self.outputs), self.train, rough=True)
+
+    def assignment(self) -> Tensor:
+        """The posterior of every training point, `[points, S]`."""
+        return posterior(log_density(self.losses[0], self.s2, self.outputs), self.train, self.mixture)
 
     def likelihood(self) -> float:
         """The mean log-likelihood of the training points."""
@@ -149,38 +160,55 @@ class View:
 
     def _by_client(self, losses: Tensor, data: ClientData) -> Tensor:
         """Shares are those of the training points, half a point of every center added: none is ruled out."""
-        u, _ = self.assignment()
         sizes = self.train.sizes[:, None].double()
-        u = (u * sizes + 0.5) / (sizes + u.shape[1] / 2)
+        u = (self.mixture * sizes + 0.5) / (sizes + self.mixture.shape[1] / 2)
         logp = log_density(losses, self.s2, self.outputs)
         return data.mean_by_client(torch.logsumexp(u.log()[data.owners] + logp, dim=1))
 
 
-def trial_specs(base: RunSpec, algorithm: str, S: int, seeds: Sequence[int]) -> list[RunSpec]:
+def trial_specs(
+    base: RunSpec, algorithm: str, S: int, seeds: Sequence[int], lr: float | None = None
+) -> list[RunSpec]:  # fmt: skip
     """The runs with S centers: the same federation, other draws."""
-    settings = plugins.parameters(plugins.find("algorithms", algorithm))
-    if "S" not in settings:
+    if "S" not in plugins.parameters(plugins.find("algorithms", algorithm)):
         raise InputError(f"--algorithm '{algorithm}' has no S to choose: should be one that has, such as {ALGORITHM}")
     data_seed = base.seed if base.data_seed is None else base.data_seed
-    made = replace(variant(base, algorithm, {"S": S}), data_seed=data_seed, score_every=UNSCORED)
+    settings = {"S": S} | ({} if lr is None else {"local.lr": lr})
+    made = replace(variant(base, algorithm, settings), data_seed=data_seed, score_every=UNSCORED)
     return [made.with_seed(seed) for seed in seeds]
 
 
 def choose(
-    base: RunSpec, S: Sequence[int], out: Path, *, algorithm: str = ALGORITHM, seeds: Sequence[int] = SEEDS,
+    base: RunSpec, S: Sequence[int], out: Path, *, algorithm: str = ALGORITHM, seeds: Sequence[int] = SEEDS, lr: float | None = None,
     jobs: int = 1, share: dict[str, Any] | None = None, on_progress: Callable[[Progress], object] = id,
 ) -> Choice | None:  # fmt: skip
-    """Run every S with every seed where that is not saved already, and recommend; None when it was asked to stop."""
+    """Run every S with every seed where that is not saved already, and recommend; None when it was asked to stop.
+
+    Arguments:
+        base: what to run, from `spec.read`.
+        S: the numbers of centers to try.
+        out: the folder that holds the runs.
+        algorithm: one that has S.
+        seeds: of the runs; the federation is that of the seed of `base`.
+        lr: the learning rate; found unless told.
+        jobs, share, on_progress: see `Farm`.
+    """
     wanted = sorted(set(S))
     if not wanted or wanted[0] < 1:
         raise InputError(f"--S {wanted} is not allowed: should be whole numbers of at least 1, such as 1..8")
     if len(wanted) < 2:
         raise InputError(f"--S {wanted[0]} leaves nothing to choose: should be several, such as 1..8")
-    federation, simulation = build(trial_specs(base, algorithm, wanted[0], seeds)[0], share_stage(share))
+    federation, simulation = build(trial_specs(base, algorithm, wanted[0], seeds, lr)[0], Stage(**(share or {})))
     if not int(federation.held_out.sizes.sum()):
         raise InputError("choose needs held-out points of clients, and dataset.held_out leaves none: set it above 0")
-    specs = [spec for s in wanted for spec in trial_specs(base, algorithm, s, seeds)]
-    outcomes = Farm(out, jobs, share=share, on_progress=on_progress).run(specs)
+    farm = Farm(out, jobs, share=share, on_progress=on_progress)
+    count = len(wanted) * len(seeds)
+    if lr is None and "lr" in base.local.settings:
+        lr = _rate(farm, base, algorithm, wanted[-1], seeds[0], federation, simulation.model, count - 1)
+        if lr is None:
+            return None
+    specs = [spec for s in wanted for spec in trial_specs(base, algorithm, s, seeds, lr)]
+    outcomes = farm.run(specs)
     if outcomes is None:
         return None
     found = folders(outcomes, [f"{algorithm}(S={spec.algorithm.settings['S']})" for spec in specs])
@@ -189,12 +217,26 @@ def choose(
             _trial(federation, simulation.model, s, seeds, found[i * len(seeds) : (i + 1) * len(seeds)])
             for i, s in enumerate(wanted)
         ]
-        return decide(base.label, algorithm, seeds, [trial for trial, _ in looked], [view for _, view in looked])
+        trials, views = [trial for trial, _ in looked], [view for _, view in looked]
+        return decide(base.label, algorithm, seeds, lr, trials, views)
 
 
-def share_stage(share: dict[str, Any] | None) -> Stage:
-    """The stage of a share of the machine."""
-    return Stage(**(share or {}))
+def _rate(
+    farm: Farm, base: RunSpec, algorithm: str, S: int, seed: int, federation: Federation, model: Model, more: int
+) -> float | None:
+    """The learning rate under which S centers explain the training points best; None when it was asked to stop."""
+    rates = [float(f"{base.local.settings['lr'] * factor:.6g}") for factor in RATES]
+    outcomes = farm.run([trial_specs(base, algorithm, S, [seed], rate)[0] for rate in rates], more=more)
+    if outcomes is None:
+        return None
+    found: dict[float, float] = {}
+    with torch.no_grad(), one_thread():
+        for rate, outcome in zip(rates, outcomes, strict=True):
+            if outcome.folder is not None:  # a rate that is too large diverges
+                found[rate] = View.of(federation, model, _centers(outcome.folder)).likelihood()
+    if not found:
+        raise FedsoftError(f"{algorithm}, seed {seed}: {outcomes[0].problem}")
+    return max(found, key=lambda rate: found[rate])
 
 
 def _trial(
@@ -203,8 +245,7 @@ def _trial(
     """All seeds of one S, and the view of the one that explains the training points best."""
     views = [View.of(federation, model, _centers(folder)) for folder in runs]
     best = int(np.argmax([view.likelihood() for view in views]))
-    _, q = views[best].assignment()
-    use = tuple(sorted(q.mean(0).tolist(), reverse=True))
+    use = tuple(sorted(views[best].assignment().mean(0).tolist(), reverse=True))
     held_out = views[best].held_out_likelihood()
     error = float(held_out.std(ddof=1) / np.sqrt(len(held_out))) if len(held_out) > 1 else 0.0
     names = tuple(folder.name for folder in runs)
@@ -224,7 +265,7 @@ def stability(views: Sequence[View]) -> float | None:
 
     if len(views) < 2 or views[0].losses[0].shape[1] == 1:
         return None
-    labels = [view.assignment()[1].argmax(1).numpy() for view in views]
+    labels = [view.assignment().argmax(1).numpy() for view in views]
     return float(np.mean([adjusted_rand_score(a, b) for a, b in itertools.combinations(labels, 2)]))
 
 
@@ -239,7 +280,9 @@ def needed_centers(view: View, least: float) -> int:
     return len(left)
 
 
-def decide(label: str, algorithm: str, seeds: Sequence[int], trials: Sequence[Trial], views: Sequence[View]) -> Choice:
+def decide(
+    label: str, algorithm: str, seeds: Sequence[int], lr: float | None, trials: Sequence[Trial], views: Sequence[View]
+) -> Choice:
     """The one-standard-error rule, then whether all centers are needed, then whether seeds agree on them."""
     top = max(trials, key=lambda trial: trial.score)
     least = top.score - top.error
@@ -269,5 +312,5 @@ def decide(label: str, algorithm: str, seeds: Sequence[int], trials: Sequence[Tr
     if first.S == trials[-1].S and first.S > 1 and needed == first.S:
         reasons.append(f"S = {first.S} is the largest that was tried: try more")
     return Choice(
-        label, algorithm, tuple(seeds), tuple(trials), top.S, first.S, needed, recommended, structure, tuple(reasons)
+        label, algorithm, tuple(seeds), lr, tuple(trials), top.S, first.S, needed, recommended, structure, tuple(reasons)
     )
