@@ -19,7 +19,7 @@ ORDER = [
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
     "posterior", "blend", "simulate", "scores", "adoption", "curve", "training", "spec", "store", "runs", "modelcard",
-    "export", "farm", "compare", "tuning", "choosing", "theory",
+    "exporting", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.pfedme import pFedMe
     from fedsoft.choosing import choose
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
-    from fedsoft.export import export
+    from fedsoft.exporting import export
     from fedsoft.federation import Federation
     from fedsoft.runs import load
     from fedsoft.solvers.adam import Adam
@@ -50,7 +50,7 @@ _PACKAGES = ("algorithms", "datasets", "models", "partitions", "solvers")
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
-    "export": "export", "Adopted": "adoption", "choose": "choosing",
+    "export": "exporting", "Adopted": "adoption", "choose": "choosing",
 }  # fmt: skip
 
 __all__ = [

@@ -179,8 +179,9 @@ def trial_specs(
 
 
 def choose(
-    base: RunSpec, S: Sequence[int], out: Path, *, algorithm: str = ALGORITHM, seeds: Sequence[int] = SEEDS, lr: float | None = None,
-    jobs: int = 1, share: dict[str, Any] | None = None, on_progress: Callable[[Progress], object] = id,
+    base: RunSpec, S: Sequence[int], out: Path, *, algorithm: str = ALGORITHM, seeds: Sequence[int] = SEEDS,
+    lr: float | None = None, jobs: int = 1, share: dict[str, Any] | None = None,
+    on_progress: Callable[[Progress], object] = id,
 ) -> Choice | None:  # fmt: skip
     """Run every S with every seed where that is not saved already, and recommend; None when it was asked to stop.
 
@@ -296,21 +297,31 @@ def decide(
     recommended = min(first.S, needed)
     if needed < first.S:
         reasons.append(f"{needed} of its {first.S} centers explain them as well: the others are copies or unused")
-    agreed = next((trial for trial in trials if trial.S == recommended), first)
     structure = recommended > 1
     if not structure:
         reasons.append("one center explains held-out points as well as several")
-    elif agreed.stability is not None and agreed.stability < STABLE:
+    elif first.stability is not None and first.stability < STABLE:
         structure, recommended = False, 1
         reasons.append(
-            f"seeds do not agree on who belongs together (adjusted Rand index {agreed.stability:.2f}, below {STABLE})"
+            f"seeds do not agree on who belongs together (adjusted Rand index {first.stability:.2f}, below {STABLE})"
         )
-    elif agreed.stability is not None:
-        reasons.append(f"seeds agree on who belongs together (adjusted Rand index {agreed.stability:.2f})")
-    if structure and agreed.S == recommended:
-        reasons.append(f"its centers explain {', '.join(f'{100 * u:.0f} %' for u in agreed.use)} of the points")
+    elif first.stability is not None:
+        reasons.append(f"seeds agree on who belongs together (adjusted Rand index {first.stability:.2f})")
+    if structure:
+        use = ", ".join(f"{100 * u:.0f} %" for u in first.use[:recommended])
+        reasons.append(f"the {recommended} centers used most explain {use} of the points")
     if first.S == trials[-1].S and first.S > 1 and needed == first.S:
         reasons.append(f"S = {first.S} is the largest that was tried: try more")
     return Choice(
-        label, algorithm, tuple(seeds), lr, tuple(trials), top.S, first.S, needed, recommended, structure, tuple(reasons)
+        label,
+        algorithm,
+        tuple(seeds),
+        lr,
+        tuple(trials),
+        top.S,
+        first.S,
+        needed,
+        recommended,
+        structure,
+        tuple(reasons),
     )

@@ -80,6 +80,8 @@ def interval(logp: Tensor, u: Tensor, level: float) -> Interval:
     from scipy.special import chdtri
 
     count = len(u)
+    if count == 1:
+        return Interval(u, u)
     p = (logp - logp.amax(1, keepdim=True)).exp()  # the largest of every point is 1
     least = _log_likelihood(p, u[None])[0] - float(chdtri(1, 1 - level)) / 2
     # Row s is about the lower end of share s, row count + s about its upper end.

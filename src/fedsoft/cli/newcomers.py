@@ -136,7 +136,7 @@ def export(
         raise InputError(f"--what '{what}' is not allowed: should be centers, or client K")
     if (what == "client") != (client is not None):
         raise InputError("--what client needs the number or name of a client after it, --what centers needs none")
-    from fedsoft.export import export as write
+    from fedsoft.exporting import export as write
 
     run, spec, title = _load(runs_dir, name)
     with err.status("exporting ..."):
