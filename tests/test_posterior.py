@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.posterior import interval, log_density, mixtures, noise_scale, posterior
+from fedsoft.posterior import interval, log_density, mixtures, noise_scale
 
 
 def clients(*sizes: int) -> ClientData:

@@ -97,6 +97,7 @@ def export(
     blends = _blends(run, client)
     nets = {key: [_network(blend, w) for w in blend.w] for key, blend in blends.items()}
     files: dict[str, bytes] = {}
+    code: str | None = ""
     with torch.no_grad(), one_thread():
         x = run.federation.train.x[:SAMPLE]
         sample = x if x.dtype == torch.uint8 else x.to(run.state["centers"].dtype)
@@ -109,8 +110,9 @@ def export(
                 files |= {f: _weights(net, name) for f, net in zip(_names(key, blend), nets[key], strict=True)}
         if format == "torch":
             shares = {key: dict(zip(_names(key, b), b.shares.tolist(), strict=True)) for key, b in blends.items()}
-            files["model.py"] = _program(next(iter(nets.values()))[0], shares, run.federation, spec).encode()
-        about = Card(run, spec, name, format, tuple(blends), tuple(files), blends)
+            code = _code(next(iter(nets.values()))[0], spec)
+            files["model.py"] = _program(code, shares, run.federation).encode()
+        about = Card(run, spec, name, format, tuple(blends), tuple(files), blends, asks=code is None)
         files["model-card.md"] = card(about).encode()
     write_folder(Path(folder), files)
     return Exported(Path(folder), format, tuple(blends), tuple(files))
@@ -185,17 +187,16 @@ def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def _program(net: nn.Module, shares: dict[str, dict[str, float]], federation: Federation, spec: RunSpec | None) -> str:
-    """A Python file that makes the networks again, from nothing but torch and safetensors."""
-    first = next(iter(shares))
+def _code(net: nn.Module, spec: RunSpec | None) -> str | None:
+    """Python that makes the network without its weights; None where nobody knows how."""
     source = layers_of(net)
-    factory = spec.model.settings.get("factory") if spec is not None and spec.model.name == "module" else None
-    default = " = network"
     if source is not None:
-        make = f'def network():\n    """The network without its weights."""\n    return {source}\n'
-    elif isinstance(factory, str) and ":" in factory:
-        package, _, attribute = factory.partition(":")
-        make = f'''def network():
+        return f'def network():\n    """The network without its weights."""\n    return {source}\n'
+    factory = spec.model.settings.get("factory") if spec is not None and spec.model.name == "module" else None
+    if not isinstance(factory, str) or ":" not in factory:
+        return None
+    package, _, attribute = factory.partition(":")
+    return f'''def network():
     """The network of the run, by the name that the run knows it by."""
     import copy
     import importlib
@@ -203,11 +204,20 @@ def _program(net: nn.Module, shares: dict[str, dict[str, float]], federation: Fe
     found = importlib.import_module({package!r}).{attribute}
     return copy.deepcopy(found) if isinstance(found, torch.nn.Module) else found()
 '''
-    else:
-        make, default = "# Give `make`, a function that makes your network: this file does not know its code.\n", ""
+
+
+def _program(code: str | None, shares: dict[str, dict[str, float]], federation: Federation) -> str:
+    """A Python file that makes the networks again, from nothing but torch and safetensors."""
+    first = next(iter(shares))
+    order = "make" if code is None else "make=network"
+    code = (
+        "# This file does not know the code of your network: give `make`, a function that makes it.\n"
+        if code is None
+        else code
+    )
     scaled = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
-    heads = {"classification": ".softmax(-1)", "regression": ".squeeze(1)" if federation.train.y.ndim == 1 else ""}
-    head, order = heads[federation.shape.task], "make" + default
+    heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
+    head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
 
     from model import predict
@@ -223,7 +233,7 @@ from torch import nn
 SHARES = {shares!r}
 
 
-{make}
+{code}
 
 def load(file, {order}):
     """A network with the weights of a file."""

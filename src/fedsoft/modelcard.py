@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedsoft.blend import Blend
+from fedsoft.scores import Scores
 from fedsoft.spec import RunSpec
 from fedsoft.store import environment
 from fedsoft.training import Run
@@ -24,11 +25,14 @@ class Card:
     models: tuple[str, ...]
     files: tuple[str, ...]
     blends: Mapping[str, Blend]
+    asks: bool = False  # whether the code of the network is not known, and has to be given
 
 
 def card(about: Card) -> str:
     """The card as Markdown."""
-    parts = [_head(about), _data(about), _training(about), _sources(about), _scores(about), _loading(about), LIMITS]
+    scores = about.run.scores()
+    found = [_sources(about, scores), _scores(scores)]
+    parts = [_head(about), _data(about), _training(about), *found, _loading(about), LIMITS]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -89,7 +93,7 @@ def _training(about: Card) -> str:
     return "## Training\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _sources(about: Card) -> str:
+def _sources(about: Card, scores: Scores) -> str:
     """What the centers stand for: their use, and the true sources where they are known."""
     run, u = about.run, about.run.weights
     if u is None or not len(run.state["centers"]):
@@ -97,7 +101,6 @@ def _sources(about: Card) -> str:
     u = u.double() / u.double().sum(1, keepdim=True)
     sizes = run.federation.train.sizes.double()
     use, main = (u * sizes[:, None]).sum(0) / sizes.sum(), torch.bincount(u.argmax(1), minlength=u.shape[1])
-    scores = run.scores()
     aligned = scores.alignment
     head = "| center | share of all points | clients that are mostly of it |"
     rows = [f"| {s} | {use[s]:.3f} | {int(main[s])} |" for s in range(u.shape[1])]
@@ -112,8 +115,7 @@ def _sources(about: Card) -> str:
     return text
 
 
-def _scores(about: Card) -> str:
-    scores = about.run.scores()
+def _scores(scores: Scores) -> str:
     lines = []
     if scores.centers is not None:
         lines += ["| " + " | ".join([f"test {scores.metric}", *scores.sources]) + " |"]
@@ -136,6 +138,7 @@ def _loading(about: Card) -> str:
     first, file = about.models[0], about.files[0]
     kind = "uint8" if federation.train.x.dtype == torch.uint8 else "float32"
     shape = f"(3, {', '.join(map(str, federation.shape.input))})"
+    more = ", make" if about.asks else ""  # a function that makes the network
     code = {
         "safetensors": f"""from safetensors.torch import load_file
 
@@ -144,7 +147,7 @@ weights = load_file("{file}")  # named tensors, for load_state_dict of the same 
 from model import predict
 
 x = torch.zeros({shape}, dtype=torch.{kind})
-prediction = predict(x, "{first}")""",
+prediction = predict(x, "{first}"{more})""",
         "onnx": f"""import numpy as np
 import onnxruntime
 
