@@ -18,8 +18,9 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "robust",
-    "rules", "attack", "attacks", "algorithms",
-    "host", "simulate", "engines", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
+    "rules", "attack", "attacks", "algorithms", "posterior", "blend",
+    "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec", "store", "runs", "modelcard",
+    "exporting", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsoft import algorithms, attacks, datasets, models, partitions, rules, solvers
+    from fedsoft.adoption import Adopted
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
     from fedsoft.algorithms.pfedme import pFedMe
+    from fedsoft.choosing import choose
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
+    from fedsoft.exporting import export
     from fedsoft.federation import Federation
     from fedsoft.runs import load
     from fedsoft.solvers.adam import Adam
@@ -47,6 +50,7 @@ _PACKAGES = ("algorithms", "attacks", "datasets", "models", "partitions", "rules
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
+    "export": "exporting", "Adopted": "adoption", "choose": "choosing",
 }  # fmt: skip
 
 __all__ = [
@@ -58,6 +62,7 @@ __all__ = [
     "MOCHA",
     "SGD",
     "Adam",
+    "Adopted",
     "Ditto",
     "DivergedError",
     "Exact",
@@ -78,7 +83,9 @@ __all__ = [
     "StoreError",
     "algorithms",
     "attacks",
+    "choose",
     "datasets",
+    "export",
     "fit",
     "load",
     "models",

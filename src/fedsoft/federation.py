@@ -53,6 +53,14 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What tables of clients call things: the features in the order of x, and the classes where they are text."""
+
+    features: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Federation:
     """Clients with training points and held-out points of their own, and the truth where it is known."""
 
@@ -61,6 +69,7 @@ class Federation:
     names: tuple[str, ...]
     shape: DataShape
     truth: Truth | None = None
+    columns: Columns = Columns()
 
     def __len__(self) -> int:
         return len(self.train)
@@ -112,7 +121,27 @@ class Federation:
             tuple(self.names[k] for k in rows),
             self.shape,
             replace(truth, mixture=truth.mixture[kept], train_sources=train_sources, held_out_sources=held_out_sources),
+            self.columns,
         )
+
+    def newcomer(self, x: Any, y: Any, name: str = "newcomer") -> tuple[Tensor, Tensor]:
+        """The points of somebody who is not among the clients, as tensors, checked against those of the clients."""
+        x, y = _tensors(name, x, y)
+        if self.shape.task == "classification" and y.is_floating_point() and bool((y != y.round()).any()):
+            raise InputError(f"client '{name}': y holds numbers that are not whole, the run's labels are classes")
+        y = y.long() if self.shape.task == "classification" else y.to(self.train.y.dtype)
+        for part, value, like in (("x", x, self.train.x), ("y", y, self.train.y)):
+            if value.shape[1:] != like.shape[1:]:
+                raise InputError(
+                    f"client '{name}': {part} of a point is {list(value.shape[1:])}, "
+                    f"but that of the run's clients is {list(like.shape[1:])}"
+                )
+        if (x.dtype == torch.uint8) != (self.train.x.dtype == torch.uint8):
+            kind = "uint8 (images)" if self.train.x.dtype == torch.uint8 else "numbers of another type than uint8"
+            raise InputError(f"client '{name}': x is {str(x.dtype).removeprefix('torch.')}, the run's data is {kind}")
+        if self.shape.task == "classification":
+            _check_labels(name, y, self.shape.outputs)
+        return x, y
 
     @staticmethod
     def from_clients(
@@ -217,7 +246,11 @@ def _shape(task: Task, names: tuple[str, ...], pairs: list[tuple[Tensor, Tensor]
     largest = max(0, *(int(y.max()) for _, y in pairs))
     classes = classes if classes is not None else largest + 1
     for name, (_, y) in zip(names, pairs, strict=True):
-        if int(y.min()) < 0 or int(y.max()) >= classes:
-            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise InputError(f"client '{name}': label {bad} is out of range, should be 0 to {classes - 1}")
+        _check_labels(name, y, classes)
     return DataShape(task, tuple(first_x.shape[1:]), classes)
+
+
+def _check_labels(name: str, y: Tensor, classes: int) -> None:
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        raise InputError(f"client '{name}': label {bad} is out of range, should be 0 to {classes - 1}")

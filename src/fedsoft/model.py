@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsoft.errors import InputError
@@ -102,6 +102,7 @@ class Model:
         inside: for networks of other kinds that are worked on one client at a time: the backward pass by torch.
         alone: whether clients are best worked on one at a time.
         backends: other ways to compute the same, by name: what a user may choose instead.
+        module: the named tensors of one model to a plain network of the same outputs, for export.
     """
 
     layout: Layout
@@ -115,6 +116,7 @@ class Model:
     inside: OneAtATime | None = None
     alone: bool = False
     backends: Mapping[str, Model] = field(default_factory=dict)
+    module: Callable[[Params], nn.Module] | None = None
 
     def by(self, backend: str) -> Model:
         """The same model, computed in another way."""

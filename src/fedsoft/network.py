@@ -60,11 +60,18 @@ def from_module(
             }
             return _column(functional_call(here.net, {**params, **still}, (x,)), shape)
 
+        def module(params: Params) -> nn.Module:
+            made = copy.deepcopy(net).to(next(iter(params.values())).dtype).eval()
+            for name, parameter in made.named_parameters():  # not by its state: shared tensors have several names there
+                if name in params:
+                    parameter.data = params[name].clone()
+            return made
+
         aim = goal(shape.task) if loss == "auto" else _own_goal(loss, shape)
         draw = own if init == "own" else xavier_normal(layout, keep=kept)
         chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
         inside = _Inside(net, layout, shape)
-        bare = Model(layout, draw, inside.outputs, aim.loss, aim.predict, aim.metric, alone=True)
+        bare = Model(layout, draw, inside.outputs, aim.loss, aim.predict, aim.metric, alone=True, module=module)
         backends = {"loop": replace(bare, inside=inside)}
         if _can_vmap(one, layout, kept, shape):
             backends["stacked"] = replace(bare, forward=vmap(one), alone=False)

@@ -96,6 +96,31 @@ class FarmProgress:
         self.bar.stop()
 
 
+class Steps:
+    """A bar for anything that comes in steps; a line now and then in a log file."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title, self.last = console, title, time.monotonic()
+        self.bar = progress.Progress(console=console, disable=not console.is_terminal)
+        self.task = self.bar.add_task(title, total=None)
+
+    def update(self, done: int, total: int) -> None:
+        """So many of so many are done."""
+        self.bar.update(self.task, completed=done, total=total)
+        if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
+            self.last = time.monotonic()
+            self.console.print(f"{self.title}: {done} of {total}", markup=False)
+
+    def __enter__(self) -> Steps:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+
 class DownloadProgress:
     """A bar for each address that is downloaded from, with speed and time left; one line each in a log file."""
 

@@ -51,7 +51,7 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     extra: dict[str, Any] = {}
     dataset = plugins.find("datasets", spec.dataset.name)
     if "seed" in plugins.parameters(dataset):
-        extra["seed"] = spec.seed
+        extra["seed"] = spec.seed if spec.data_seed is None else spec.data_seed
     if spec.partition is not None:
         extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
     federation: Federation = dataset(**spec.dataset.settings, **extra)

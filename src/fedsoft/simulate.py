@@ -14,8 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedsoft.attack import Attack
+from fedsoft.blend import Blend, blend_of
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State
+from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State, rows_of
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
 from fedsoft.host import Cost, Host, Room, check_job, size_of
@@ -51,6 +52,8 @@ class Engine(abc.ABC):
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.names, self.seed, self.device, self.dtype, self.absent = federation.names, seed, device, dtype, absent
         self.sizes = federation.train.sizes.to(device)
+        first = federation.train.x[:1], federation.train.y[:1]
+        self.one = ClientData.concat([first]).to(device, dtype)
         train = federation.train.take([])
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(device, dtype)
         self.rule = rule
@@ -131,6 +134,13 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
         """What client k predicts for inputs `x[points, ...]`."""
+
+    def blend_for(self, k: int, state: State) -> Blend:
+        """What client k predicts with."""
+        ids = np.array([k])
+        site = Site(self.model, self.one, self.solver, [self.names[k]], self.seed, 0, self.dtype, work=Work.none(1))
+        shared = rows_of(state, torch.as_tensor(ids, device=self.device))
+        return blend_of(self.algorithm, site, self.memory.take(ids), shared)
 
 
 class Simulation(Engine):

@@ -20,7 +20,8 @@ PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
     "robust": "rules", "attack": "attacks",
 }  # fmt: skip
-TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "variant", *PARTS)
+TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "data_seed", "variant",
+       *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
 VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
 PATHS = ("path", "data_dir")  # settings of data sets that name files
@@ -57,6 +58,7 @@ class RunSpec:
     dropout: float = 0.0
     score_every: int = 1  # rounds between two scorings of the centers, for the log; the last is always scored
     source: int | None = None  # clients keep only their points of this source: an oracle, it looks at the truth
+    data_seed: int | None = None  # of the federation, where it stays the same over seeds of the run
     about: str = ""
     variant: str | None = None  # "fast" for the short form of a preset: a label, so that nobody mistakes it
     label: str = "run"
@@ -86,6 +88,7 @@ class RunSpec:
             dropout=_share("dropout", raw.get("dropout", 0.0)),
             score_every=_whole("score_every", raw.get("score_every", 1), 1),
             source=_whole("source", raw["source"], 0) if "source" in raw else None,
+            data_seed=_whole("data_seed", raw["data_seed"], 0) if "data_seed" in raw else None,
             about=str(raw.get("about", "")),
             variant=_one_of("variant", raw["variant"], VARIANTS) if "variant" in raw else None,
             label=label,
@@ -101,7 +104,7 @@ class RunSpec:
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
     def _optional(self) -> list[tuple[str, int | None]]:
-        return [("work", self.work), ("bytes", self.bytes), ("source", self.source)]
+        return [("work", self.work), ("bytes", self.bytes), ("source", self.source), ("data_seed", self.data_seed)]
 
     def to_toml(self) -> str:
         """As the text of a TOML file."""
@@ -129,6 +132,7 @@ class RunSpec:
         text += f", source {self.source} alone" if self.source is not None else ""
         text += f", averaged by {self.robust.name}" if self.robust is not None else ""
         text += f", {self.attack.settings['share']:.0%} {self.attack.name}" if self.attack is not None else ""
+        text += f", data of seed {self.data_seed}" if self.data_seed is not None else ""
         return f"{text}, seed {self.seed}{f', {self.variant} variant' if self.variant else ''}"
 
     def with_seed(self, seed: int) -> RunSpec:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from fedsoft.adoption import LEVEL, Adopted, How, Newcomers
 from fedsoft.attack import Attack, liars, spoiled
 from fedsoft.batches import Problem
+from fedsoft.blend import Blend
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
 from fedsoft.engines import Factory
@@ -100,9 +102,43 @@ class Run:
         with torch.no_grad():
             if client is not None:
                 return self.simulation.predict_for(self._row(client), inputs, self.state)
-            if not 0 <= (center or 0) < len(like):
-                raise InputError(f"center = {center} is not allowed: should be 0 to {len(like) - 1}")
-            return self.model.predict(self.model.outputs(like[center : (center or 0) + 1], inputs[None]))[0]
+            c = like[self._center(center or 0)]
+            return self.model.predict(self.model.outputs(c[None], inputs[None]))[0]
+
+    def blend(self, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Blend:
+        """The model or models that a center or a client predicts with."""
+        if (center is None) == (client is None):
+            raise InputError("blend needs either center=... or client=...")
+        with torch.no_grad(), one_thread():
+            if center is not None:
+                return Blend.single(self.model, self.state["centers"][self._center(center)])
+            return self.simulation.blend_for(self._row(client if client is not None else 0), self.state)
+
+    def newcomers(self, *, lam: float | None = None) -> Newcomers:
+        """What it takes to serve newcomers, for several of them; see `adopt`."""
+        simulation = self.simulation
+        lam = float(getattr(simulation.algorithm, "lam", 1.0)) if lam is None else lam
+        if not 0 <= lam < float("inf"):
+            raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
+        return Newcomers.of(
+            self.federation, self.model, simulation.solver, self.state["centers"], lam, simulation.seed
+        )  # fmt: skip
+
+    def adopt(
+        self, data: tuple[Any, Any], *, how: How = "mixture", level: float = LEVEL, lam: float | None = None,
+        name: str = "newcomer",
+    ) -> Adopted:  # fmt: skip
+        """Serve somebody who was not there: no training round, no other client.
+
+        Arguments:
+            data: the newcomer's points (x, y).
+            how: what it is handed: the best `center`, the `mixture` of all, or a `personal` model from one proximal
+                solve.
+            level: of the intervals of its shares.
+            lam: strength of the pull towards the centers in that solve; that of the algorithm (or 1) unless told.
+            name: of the newcomer; the order of its batches depends on it.
+        """
+        return self.newcomers(lam=lam).adopt(*data, how=how, level=level, name=name)
 
     def scores(self) -> Scores:
         """Score the centers and the personal models; see `Scores`."""
@@ -113,6 +149,13 @@ class Run:
                 simulation.personal_scores(self.state, self.federation.train),
                 simulation.personal_scores(self.state, self.federation.held_out),
             )  # fmt: skip
+
+    def _center(self, center: SupportsIndex) -> int:
+        count = len(self.state["centers"])
+        if not 0 <= operator.index(center) < count:
+            allowed = f"should be 0 to {count - 1}" if count else "this run has no centers"
+            raise InputError(f"center = {center} is not allowed: {allowed}")
+        return operator.index(center)
 
     def _row(self, client: SupportsIndex | str) -> int:
         names = self.federation.names

@@ -4,6 +4,8 @@
 from fedsoft.cli import runs  # isort: skip
 from fedsoft.cli import compare  # isort: skip
 from fedsoft.cli import tune  # isort: skip
+from fedsoft.cli import choose as choose  # isort: skip
+from fedsoft.cli import newcomers as newcomers  # isort: skip
 from fedsoft.cli import paper as paper  # isort: skip
 from fedsoft.cli import report  # isort: skip
 from fedsoft.cli import listing  # isort: skip

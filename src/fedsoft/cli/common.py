@@ -83,16 +83,16 @@ def changes(set_: list[str] | None, rounds: int | None) -> list[str]:
     return [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
 
 
-def parse_seeds(text: str) -> list[int]:
+def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     """`0..4` or `0,1,7` as numbers."""
     if span := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
         found = list(range(int(span[1]), int(span[2]) + 1))
     elif re.fullmatch(r"\d+(,\d+)*", text.strip()):
         found = [int(part) for part in text.split(",")]
     else:
-        raise InputError(f"--seeds '{text}' is not allowed: should be a span 0..4 or a list 0,1,7")
+        raise InputError(f"{option} '{text}' is not allowed: should be a span 0..4 or a list 0,1,7")
     if not found:
-        raise InputError(f"--seeds '{text}' is empty: the first should not be above the last")
+        raise InputError(f"{option} '{text}' is empty: the first should not be above the last")
     return list(dict.fromkeys(found))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from fedsoft.checks import checked
 from fedsoft.errors import InputError, unknown
-from fedsoft.federation import Federation
+from fedsoft.federation import Columns, Federation
 
 __all__ = ["folder"]
 
@@ -41,21 +42,57 @@ def folder(
     """
     files = _files(Path(path))
     inputs, labels = [], []
-    first: tuple[Path, list[str]] | None = None  # the table that decides on the order of the features
+    first: tuple[str, list[str]] | None = None  # the table that decides on the order of the features
     for file in files:
-        _check_readable(file)
-        if file.suffix.lower() == ".npz":
-            x, y = _arrays(file, label)
-        else:
-            table = _table(file)
-            features = _features(file, table.column_names, label)
-            first = first or (file, features)
-            _check_same(file, features, *first)
-            x, y = _numbers(file, table, first[1]), _labels(file, table, label)
+        x, y, first = _points(file, label, first)
         inputs.append(x)
         labels.append(y)
-    pairs = list(zip(inputs, _classes(files, labels, task), strict=True))
-    return Federation.from_clients(pairs, names=[file.stem for file in files], held_out=held_out, task=task, seed=seed)
+    numbers, classes = _classes(files, labels, task)
+    pairs, names = list(zip(inputs, numbers, strict=True)), [file.stem for file in files]
+    made = Federation.from_clients(pairs, names=names, held_out=held_out, task=task, seed=seed)
+    return replace(made, columns=Columns(tuple(first[1]) if first else None, classes))
+
+
+def read_newcomers(
+    path: str | Path, federation: Federation, label: str = "y", *, labelled: bool = True
+) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """The points of people who are not among the clients: one file, or a folder of them, by name.
+
+    Columns and classes are those of the federation. Without `labelled` the label may be missing: y is None then.
+    """
+    path = Path(path)
+    files = _files(path) if path.is_dir() else [_file(path)]
+    known = federation.columns.features
+    found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    for file in files:
+        x, y, _ = _points(file, label, ("the run's data", list(known)) if known else None, labelled=labelled)
+        found[file.stem] = (x, None if y is None else _known_classes(file, y, federation.columns.classes))
+    return found
+
+
+def _file(path: Path) -> Path:
+    """A file of points; one that is not there is told from one of another kind."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"'{path}' is not allowed: should be a folder, or a file ending in {', '.join(ENDINGS)}")
+    if not path.exists():
+        raise InputError(f"'{path}' does not exist, should be a folder, or a file ending in {', '.join(ENDINGS)}")
+    return path
+
+
+def _points(
+    file: Path, label: str, first: tuple[str, list[str]] | None, *, labelled: bool = True
+) -> tuple[np.ndarray, Any, tuple[str, list[str]] | None]:
+    """Inputs and labels of a file, and the features with the name of the table that decided on their order."""
+    _check_readable(file)
+    if file.suffix.lower() == ".npz":
+        return *_arrays(file, label, labelled=labelled), first
+    table = _table(file)
+    columns = table.column_names
+    there = labelled or label in columns
+    features = _features(file, columns, label) if there else _features(file, [*columns, label], label)
+    first = first or (file.name, features)
+    _check_same(file, features, *first)
+    return _numbers(file, table, first[1]), _labels(file, table, label) if there else None, first
 
 
 def _bad(file: Path, what: str) -> InputError:
@@ -124,14 +161,16 @@ def _check_readable(file: Path) -> None:
 # Arrays
 
 
-def _arrays(file: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs and the labels in an `.npz` file."""
+def _arrays(file: Path, label: str, *, labelled: bool = True) -> tuple[np.ndarray, Any]:
+    """The inputs and the labels in an `.npz` file; None for labels that may be missing and are."""
     if label == "x":
         raise _bad(file, "cannot have label = 'x', that array holds the inputs: should name another array")
     arrays = _load(file, label)
-    for name in ("x", label):
+    for name in ("x", label) if labelled else ("x",):
         if name not in arrays:
             raise _bad(file, f"lacks an array: {unknown('array', name, arrays)}")
+    if label not in arrays:
+        return _native(file, "x", arrays["x"], "biuf"), None
     x, y = (_native(file, name, arrays[name], kinds) for name, kinds in (("x", "biuf"), (label, "biufU")))
     if y.ndim == 0:
         raise _bad(file, f"has a single value as array '{label}', should be one for each point")
@@ -227,14 +266,14 @@ def _features(file: Path, columns: list[str], label: str) -> list[str]:
     return [name for name in columns if name != label]
 
 
-def _check_same(file: Path, features: list[str], first: Path, expected: list[str]) -> None:
+def _check_same(file: Path, features: list[str], first: str, expected: list[str]) -> None:
     """The features are those of the first table, in any order."""
     here, there = set(features), set(expected)
     if here != there:
         missing = [name for name in expected if name not in here]
         extra = [name for name in features if name not in there]
         parts = [f"{word} {_quoted(names)}" for word, names in (("lacks", missing), ("adds", extra)) if names]
-        raise _bad(file, f"should have the columns of '{first.name}', but {' and '.join(parts)}")
+        raise _bad(file, f"should have the columns of '{first}', but {' and '.join(parts)}")
 
 
 def _column(file: Path, table: Any, name: str) -> Any:
@@ -277,11 +316,11 @@ def _name(type_: Any) -> str:
 # Labels of all clients
 
 
-def _classes(files: list[Path], labels: list[np.ndarray], task: str) -> list[np.ndarray]:
-    """The labels as numbers: text becomes the classes 0, 1, ... in sorted order over all clients."""
+def _classes(files: list[Path], labels: list[np.ndarray], task: str) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+    """The labels as numbers, and the classes that are text: 0, 1, ... in sorted order over all clients."""
     text = [y.dtype.kind in "UO" for y in labels]
     if not any(text):
-        return labels
+        return labels, None
     example = files[text.index(True)]
     if task == "regression":
         raise _bad(example, "has text as labels, should be numbers for task = 'regression'")
@@ -292,4 +331,19 @@ def _classes(files: list[Path], labels: list[np.ndarray], task: str) -> list[np.
     values = [y.ravel().tolist() for y in labels]
     place = {name: i for i, name in enumerate(sorted(set().union(*values)))}
     numbers = [np.array([place[name] for name in row], dtype=np.int64) for row in values]
-    return [new.reshape(y.shape) for new, y in zip(numbers, labels, strict=True)]
+    return [new.reshape(y.shape) for new, y in zip(numbers, labels, strict=True)], tuple(place)
+
+
+def _known_classes(file: Path, y: np.ndarray, classes: tuple[str, ...] | None) -> np.ndarray:
+    """The labels of a newcomer as the numbers that the clients' classes have."""
+    text = y.dtype.kind in "UO"
+    if text != (classes is not None):
+        ours, theirs = ("text", "numbers") if text else ("numbers", "text")
+        raise _bad(file, f"has {ours} as labels, but the run's data has {theirs}: should be the same")
+    if classes is None:
+        return y
+    place = {name: i for i, name in enumerate(classes)}
+    for name in y.ravel().tolist():
+        if name not in place:
+            raise _bad(file, f"has a label that the run does not know: {unknown('class', name, classes)}")
+    return np.array([place[name] for name in y.ravel().tolist()], dtype=np.int64).reshape(y.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsoft.checks import checked
 from fedsoft.federation import DataShape
@@ -44,8 +44,14 @@ def linear(bias: bool = False) -> Builder:
             weight = without_bias(rng).view(shape.outputs, inputs)
             return torch.nn.functional.pad(weight, (0, int(bias))).flatten()  # the intercept starts at 0
 
+        def module(params: Params) -> nn.Module:
+            net = nn.Sequential(nn.Flatten(), nn.Linear(inputs, shape.outputs, bias)).to(params["weight"])
+            state = {"1.weight": params["weight"][:, :inputs]}
+            net.load_state_dict(state | ({"1.bias": params["weight"][:, inputs]} if bias else {}))
+            return net
+
         aim = goal(shape.task)
         return Model(layout, draw, forward, aim.loss, aim.predict, aim.metric,
-                     features=inputs_of if single else None)  # fmt: skip
+                     features=inputs_of if single else None, module=module)  # fmt: skip
 
     return build

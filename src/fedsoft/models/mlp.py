@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsoft.checks import checked
 from fedsoft.federation import DataShape
@@ -41,7 +41,16 @@ def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
                 h = h.relu() if i < last else h
             return h.squeeze(2) if single else h
 
+        def module(params: Params) -> nn.Module:
+            net = nn.Sequential(nn.Flatten())
+            for i, (before, after) in enumerate(pairwise(sides)):
+                net.extend([nn.Linear(before, after), *([nn.ReLU()] if i < last else [])])
+            net = net.to(params["0.weight"])
+            net.load_state_dict({f"{2 * int(i) + 1}.{part}": value
+                                 for (i, part), value in ((n.split("."), v) for n, v in params.items())})  # fmt: skip
+            return net
+
         aim = goal(shape.task)
-        return Model(layout, xavier_normal(layout), forward, aim.loss, aim.predict, aim.metric)
+        return Model(layout, xavier_normal(layout), forward, aim.loss, aim.predict, aim.metric, module=module)
 
     return build

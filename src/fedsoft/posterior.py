@@ -1,0 +1,125 @@
+"""Which center made which point: mixtures, noise scale and intervals from the losses of points under given centers.
+
+Everything here is about centers that stay as they are, so the likelihood is concave in the mixture and EM finds its
+only maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsoft.clientdata import ClientData
+
+STEPS, CLOSE = 1000, 1e-7  # EM ends when no share moves by more than this
+ROUGH_STEPS, ROUGH = 200, 1e-4  # the same where many clients are looked at, and nobody reads a single share
+HALVINGS = 24  # an end of an interval is known to 2^-24
+
+
+def log_density(losses: Tensor, s2: float | None, outputs: int = 1) -> Tensor:
+    """The log-likelihood `[points, S]` of points under centers, from their losses, in float64.
+
+    A loss is taken for -log p as it is; squared loss with `s2` for a Gaussian of that variance in every output.
+    """
+    if s2 is None:
+        return -losses.double()
+    return -losses.double() / (2 * s2) - outputs / 2 * math.log(2 * math.pi * s2)
+
+
+def posterior(logp: Tensor, data: ClientData, u: Tensor) -> Tensor:
+    """q_i(s), the probability that center s made point i of a client with mixture `u[m, S]`."""
+    return torch.softmax(u.clamp(min=torch.finfo(u.dtype).tiny).log()[data.owners] + logp, dim=1)
+
+
+def mixtures(logp: Tensor, data: ClientData, *, rough: bool = False) -> Tensor:
+    """The mixture of every client under which its points are most likely, `[m, S]`, by EM from equal shares."""
+    u = logp.new_full((len(data), logp.shape[1]), 1 / logp.shape[1])
+    for _ in range(ROUGH_STEPS if rough else STEPS):
+        before, u = u, data.mean_by_client(posterior(logp, data, u))
+        if not float((u - before).abs().nan_to_num().max()) > (ROUGH if rough else CLOSE):
+            break
+    return u
+
+
+def noise_scale(losses: Tensor, data: ClientData, outputs: int = 1) -> float:
+    """The variance s2 that squared losses tell of, one for all clients and centers, with their mixtures by EM.
+
+    It starts from the smallest loss of every point: too small, so that it grows to where points are shared.
+    """
+    squares = losses.double()
+    floor = torch.finfo(torch.float32).tiny
+    s2 = max(float(squares.amin(1).mean()) / outputs, floor)
+    u = squares.new_full((len(data), squares.shape[1]), 1 / squares.shape[1])
+    for _ in range(ROUGH_STEPS):
+        before, q = s2, posterior(log_density(squares, s2, outputs), data, u)
+        u = data.mean_by_client(q)
+        s2 = max(float((q * squares).sum(1).mean()) / outputs, floor)
+        if abs(s2 - before) <= ROUGH * before:
+            break
+    return s2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From where to where each share `[S]` may be."""
+
+    low: Tensor
+    high: Tensor
+
+
+def interval(logp: Tensor, u: Tensor, level: float) -> Interval:
+    """The profile-likelihood interval of every share of one client whose likeliest mixture is `u[S]`.
+
+    A value of a share is inside when the points are, with the best choice of the other shares, less likely than under
+    `u` by no more than a factor exp(-quantile / 2), the quantile being that of chi-squared with one degree of freedom.
+    Few points tell few values apart, so it widens as they become few, up to 0 to 1.
+    """
+    from scipy.special import chdtri
+
+    count = len(u)
+    if count == 1:
+        return Interval(u, u)
+    p = (logp - logp.amax(1, keepdim=True)).exp()  # the largest of every point is 1
+    least = _log_likelihood(p, u[None])[0] - float(chdtri(1, 1 - level)) / 2
+    # Row s is about the lower end of share s, row count + s about its upper end.
+    asked = torch.arange(2 * count) % count
+    inside = u[asked].clone()
+    outside = torch.cat([torch.zeros_like(u), torch.ones_like(u)])
+    others = _others(u, asked)
+    at_end = _profile(p, asked, outside, others)[0] >= least
+    inside = torch.where(at_end, outside, inside)
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        value, others = _profile(p, asked, middle, others)
+        fits = value >= least
+        inside, outside = torch.where(fits, middle, inside), torch.where(fits, outside, middle)
+    return Interval(inside[:count], inside[count:])
+
+
+def _log_likelihood(p: Tensor, u: Tensor) -> Tensor:
+    """Of all points under each of the mixtures `u[b, S]`."""
+    return (u @ p.T).clamp(min=torch.finfo(p.dtype).tiny).log().sum(1)
+
+
+def _others(u: Tensor, asked: Tensor) -> Tensor:
+    """How the centers besides the one that is asked about share what it leaves, all above 0, `[b, S]`."""
+    shares = (u.expand(len(asked), -1) + 1e-3).scatter(1, asked[:, None], 0.0)
+    return shares / shares.sum(1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+
+
+def _profile(p: Tensor, asked: Tensor, value: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest log-likelihood with share `asked[b]` at `value[b]`, and how the others share the rest then."""
+    rows = asked[:, None]
+    for _ in range(STEPS if p.shape[1] > 2 else 1):
+        u = ((1 - value[:, None]) * others).scatter(1, rows, value[:, None])
+        given = u * ((1 / (u @ p.T).clamp(min=torch.finfo(p.dtype).tiny)) @ p)  # sum_i q_i(s)
+        taken = given.scatter(1, rows, 0.0)
+        total = taken.sum(1, keepdim=True)
+        before, others = others, torch.where(total > 0, taken / total.clamp(min=torch.finfo(p.dtype).tiny), others)
+        if not float((others - before).abs().max()) > 1e-6:
+            break
+    u = ((1 - value[:, None]) * others).scatter(1, rows, value[:, None])
+    return _log_likelihood(p, u), others
