@@ -9,6 +9,7 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
+from fedsoft.collapse import STANDS, standing
 from fedsoft.reports.tables import duration
 from fedsoft.spec import RunSpec
 
@@ -21,6 +22,8 @@ class Progress:
     def __init__(self, console: Console, spec: RunSpec, done: int) -> None:
         self.console, self.spec, self.done = console, spec, done
         self.last, self.errors = time.monotonic(), ""
+        self.recent: list[dict[str, Any]] = []
+        self.told: set[str] = set()
         self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
@@ -38,10 +41,20 @@ class Progress:
         self.done += 1
         self.errors = _errors(record) or self.errors  # not every round is scored
         self.bar.update(self.task, completed=self.done, errors=self.errors)
+        self._warn(record)
         if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
             where = f"round {self.done} of {self.spec.rounds}"
             self.console.print(f"{self.spec.title}: {where} {self.errors}", markup=False)
+
+    def _warn(self, record: dict[str, Any]) -> None:
+        """Say once what is wrong with a center, when it has been so for some rounds."""
+        self.recent = [*self.recent, record][-STANDS:]
+        for text in standing(self.recent):
+            what = text.partition(":")[0]
+            if what not in self.told:
+                self.told.add(what)
+                self.console.print(f"warning: after round {self.done} {text}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> Progress:
         self.bar.start()

@@ -35,7 +35,9 @@ def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
     submitting = threading.Lock()
 
     def do(item: T) -> R:
-        with submitting:  # Ctrl-C while a thread is being started would leave one that the pool knows nothing of, at work
+        with (
+            submitting
+        ):  # Ctrl-C while a thread is being started would leave one that the pool knows nothing of, at work
             pass
         torch.set_num_threads(1)  # for this thread; torch keeps it beside the number of the whole process
         with torch.no_grad():  # which is a thread's own, too

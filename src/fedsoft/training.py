@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
+from fedsoft.collapse import use_of
 from fedsoft.contract import Algorithm, State
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation
@@ -232,6 +233,8 @@ def play(
             state, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
+            if (u := state.get("u")) is not None and u.shape[1] > 1:
+                record |= use_of(state["centers"], u, simulation.sizes)
             if truth is not None and fractions is not None and (last or t % score_every == 0):
                 view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedsoft.collapse import standing
 from fedsoft.store import RunFolder
 
 Scores = dict[str, Any]
@@ -106,6 +107,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
+    parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
     parts += [cost_text(records), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
