@@ -10,6 +10,7 @@ from rich import progress
 from rich.console import Console
 
 from fedsoft.collapse import STANDS, standing
+from fedsoft.drift import changes
 from fedsoft.reports.tables import duration
 from fedsoft.spec import RunSpec
 
@@ -48,7 +49,9 @@ class Progress:
             self.console.print(f"{self.spec.title}: {where} {self.errors}", markup=False)
 
     def _warn(self, record: dict[str, Any]) -> None:
-        """Say once what is wrong with a center, when it has been so for some rounds."""
+        """Say once what is wrong with a center, when it has been so for some rounds; and whose mixture changed."""
+        for text in changes([record]):
+            self.console.print(text, markup=False, soft_wrap=True)
         self.recent = [*self.recent, record][-STANDS:]
         for text in standing(self.recent):
             what = text.partition(":")[0]

@@ -72,7 +72,9 @@ class Simulation:
     ) -> None:  # fmt: skip
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
-        self.data = federation.train.to(device, dtype)
+        self.data = self.latest = federation.train.to(device, dtype)
+        self.before = None if federation.before is None else federation.before.to(device, dtype)
+        self.change_at = federation.change_at
         self.names, self.seed, self.absent, self.dtype = federation.names, seed, absent, dtype
         if chunk is not None and chunk < 1:
             raise InputError(f"chunk = {chunk} is not allowed: should be at least 1")
@@ -150,6 +152,7 @@ class Simulation:
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; what it cost stands in `cost`."""
         self.t, self.last, self.cost = t, last, Cost()
+        self.data = self.before if self.before is not None and t < self.change_at else self.latest
         return self.algorithm.round(state, t, self)
 
     def personal_scores(self, state: State, data: ClientData) -> Tensor:

@@ -17,6 +17,7 @@ from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.collapse import use_of
 from fedsoft.contract import Algorithm, State
+from fedsoft.drift import watch
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation
 from fedsoft.local import Solver
@@ -230,9 +231,12 @@ def play(
         while not (history and history[-1]["last"]) and limit.fits(history, closing=closing):
             t, last = len(history), not limit.fits(history, more=2, closing=closing)
             began = time.perf_counter()
-            state, notes = simulation.round(state, t, last)
+            new, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
+            state, changed = watch(new, state)
+            if changed:
+                record["changed"] = [federation.names[k] for k in changed]
             if (u := state.get("u")) is not None and u.shape[1] > 1:
                 record |= use_of(state["centers"], u, simulation.sizes)
             if truth is not None and fractions is not None and (last or t % score_every == 0):

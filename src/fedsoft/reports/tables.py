@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsoft.collapse import standing
+from fedsoft.drift import changes
 from fedsoft.store import RunFolder
 
 Scores = dict[str, Any]
@@ -108,6 +109,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
     parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
     parts += [cost_text(records), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
