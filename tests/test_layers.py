@@ -17,9 +17,9 @@ ORDER = [
     "errors", "checks", "machine", "threads", "tensorfile", "vault", "seeds", "kernels", "partition", "clientdata",
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
-    "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "starting", "collapse", "drift",
-    "algorithms", "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
-    "reports", "paper", "progress", "cli",
+    "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "starting", "collapse",
+    "drift", "algorithms", "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning",
+    "theory", "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 
 
