@@ -20,7 +20,7 @@ from fedsoft.scores import (
     oracle_scores,
     recovery,
     score,
-    uses_of,
+    served_by,
     weights_by_source,
 )
 
@@ -233,13 +233,13 @@ def test_what_clients_make_of_centers_needs_no_truth() -> None:
     fed = Federation.from_clients([(np.array(a), np.array(b)) for a, b in zip(x, y, strict=True)], held_out=0)
     model = fs.models.linear(bias=False)(fed.shape)
     u = torch.tensor([[0.9, 0.1], [0.8, 0.4], [0.2, 0.8]])  # rows may sum to a little more than 1
-    first, second = uses_of(model, torch.tensor([[1.0], [-1.0]]), u, fed)
+    first, second = served_by(model, torch.tensor([[1.0], [-1.0]]), u, fed)
     assert first.share == pytest.approx((0.9 * 2 + 0.8 / 1.2 + 0.2 * 3) / 6)
     assert (first.clients, second.clients) == (2, 1)
     assert first.on_own == 0
     assert second.on_own == pytest.approx(1 / 3)
     assert first.on_all == pytest.approx((4 + 4 + 49) / 6)
-    alone = uses_of(model, torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0, 0.0]] * 3), fed)
+    alone = served_by(model, torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0, 0.0]] * 3), fed)
     assert (alone[1].clients, alone[1].on_own, alone[1].share) == (0, None, 0)
 
 
@@ -247,9 +247,9 @@ def test_runs_on_own_data_log_what_clients_make_of_centers() -> None:
     draw = np.random.default_rng(0)
     fed = Federation.from_clients([(draw.normal(size=(20, 3)), draw.normal(size=20)) for _ in range(4)])
     run = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=3, score_every=2, local=fs.SGD(epochs=1))
-    assert ["uses" in record for record in run.history] == [True, False, True]
-    uses = run.scores().uses
+    assert ["served" in record for record in run.history] == [True, False, True]
+    uses = run.scores().served
     assert uses is not None
     assert sum(use.clients for use in uses) == 4
     assert sum(use.share for use in uses) == pytest.approx(1)
-    assert run.history[-1]["uses"][0]["on_all"] == pytest.approx(uses[0].on_all)
+    assert run.history[-1]["served"][0]["on_all"] == pytest.approx(uses[0].on_all)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedem import FedEM
     from fedsoft.algorithms.fedgroup import FedGroup
     from fedsoft.algorithms.fedprox import FedProx
+    from fedsoft.algorithms.fedroute import FedRoute
     from fedsoft.algorithms.fedsoft import FedSoft
     from fedsoft.algorithms.fesem import FeSEM
     from fedsoft.algorithms.finetune import FineTune
@@ -72,6 +73,7 @@ __all__ = [
     "FedEM",
     "FedGroup",
     "FedProx",
+    "FedRoute",
     "FedSoft",
     "Federation",
     "FedsoftError",

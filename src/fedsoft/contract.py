@@ -174,6 +174,27 @@ class Site:
         self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
         return solved.view(m, count, size)
 
+    def solve_parts(self, w: Tensor, part: Tensor, label: str = "batches") -> Tensor:
+        """Solve S problems for each client, from `w[m, S, P]`, each on its part of the points: `part[points]` is 0 to
+        S - 1. So every point is used by one of them, at the work of one. Without points a model stays as it was."""
+        m, count, size = w.shape
+        place = self.data.owners * count + part
+        order = torch.argsort(place, stable=True)
+        sizes = torch.bincount(place, minlength=m * count)
+        points = self.data.points[order]
+        data = replace(
+            self.data, x=self.data.x[points], y=self.data.y[points], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes
+        )
+        names = [name for name in self.names for _ in range(count)]
+        wide = replace(self, data=data, names=names, work=Work.none(m * count))
+        solved, _ = wide.solve(w.reshape(m * count, size), label=label)
+        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        return solved.view(m, count, size)
+
+    def by(self, solver: Solver) -> Site:
+        """The same site with another local solver; work is counted together."""
+        return replace(self, solver=solver)
+
     def gradient(self, w: Tensor) -> Tensor:
         """The gradient of each client's mean loss at `w[m, P]`, over all its points."""
         self.work.gradients.add_(self.data.sizes.cpu())

@@ -62,7 +62,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with training points and held-out points of their own, and the truth where it is known."""
+    """Clients with training points and held-out points of their own, and the truth where it is known.
+
+    Where data arrives over time, `before` holds other training points that clients have in the rounds before
+    `change_at`, as many as in `train`; held-out points and truth are those of `train`.
+    """
 
     train: ClientData
     held_out: ClientData
@@ -70,6 +74,8 @@ class Federation:
     shape: DataShape
     truth: Truth | None = None
     columns: Columns = Columns()
+    before: ClientData | None = None
+    change_at: int = 0
 
     def __len__(self) -> int:
         return len(self.train)
@@ -92,7 +98,8 @@ class Federation:
         digest = hashlib.blake2b(digest_size=16)
         for name in self.names:
             digest.update(f"{len(name)}:{name}".encode())
-        for tensor in (self.train.sizes, self.train.x, self.train.y):
+        earlier = () if self.before is None else (self.before.x, self.before.y)
+        for tensor in (self.train.sizes, self.train.x, self.train.y, *earlier):
             digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
         if self.train.augment is not None:

@@ -83,16 +83,19 @@ class Host:
         dtype: the precision of everything.
         room: what may be used of the machine.
         attack, liars: what clients of these names send in place of their replies.
+        before, change_at: other training points, for the rounds before that one.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, data: ClientData, names: Sequence[str], *,
         seed: int, dtype: torch.dtype = torch.float32, room: Room | None = None, attack: Attack | None = None,
-        liars: Set[str] = frozenset(),
+        liars: Set[str] = frozenset(), before: ClientData | None = None, change_at: int = 0,
     ) -> None:  # fmt: skip
         room = room or Room()
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = data.to(room.device, dtype)
+        self.before = None if before is None else before.to(room.device, dtype)
+        self.change_at = change_at
         self.names, self.seed, self.dtype, self.device = list(names), seed, dtype, room.device
         self.attack, self.lies = attack, np.array([name in liars for name in names], dtype=bool)
         self.chunk = room.chunk or chunk_size(model, self.data)
@@ -133,7 +136,8 @@ class Host:
 
     def _do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Reply]:
         """A job of one chunk of clients. What they change of their memory is kept."""
-        site, given = self._site(self.data, rows, t), self.memory.take(rows)
+        data = self.before if self.before is not None and t < self.change_at else self.data
+        site, given = self._site(data, rows, t), self.memory.take(rows)
         mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **each})
         changed = {name: value for name, value in mine.items() if value is not given.get(name)}
         self._check(job, rows, reply, f"answered job '{job}' of round {t}")

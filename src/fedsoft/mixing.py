@@ -18,6 +18,9 @@ Participants = Annotated[int, Field(ge=1)] | Literal["all"]
 """How many clients are drawn in a round: a number K, or everybody."""
 
 
+SWEEPS = 10  # of EM, over a client's own shares and scale
+
+
 def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor:
     """u_ks = max(n_ks / n_k, sigma), n_ks the points of client k whose smallest loss is that of center s.
 
@@ -25,6 +28,38 @@ def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor
     """
     votes = one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
     return data.mean_by_client(votes).clamp(min=sigma)
+
+
+def posterior(losses: Tensor, prior: Tensor, s2: Tensor | float = 0.5) -> Tensor:
+    """q_i(s) in proportion to prior_s exp(-loss_s(i) / (2 s2)), from `losses[points, S]` and a `prior` of that form.
+
+    s2 = 1/2 takes the loss as it is: the negative logarithm of a likelihood. For squared loss it is the variance of
+    the noise.
+    """
+    tiny = torch.finfo(losses.dtype).tiny
+    # One center of every point has 0 here and a finite logarithm beside it, however small the prior or s2 became.
+    beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
+    return torch.softmax(prior.clamp(min=tiny).log() - beyond, dim=1)
+
+
+def soft_weights(losses: Tensor, data: ClientData, sigma: float, outputs: int | None, sweeps: int = SWEEPS) -> Tensor:
+    """u_ks = max(mean_i q_i(s), sigma), q and the prior u_k learnt from each other in a few sweeps of EM.
+
+    They start at even shares. For squared loss of so many `outputs` every client finds the variance of its noise beside
+    them: the mean of the smallest losses at first, then of those that q expects. Without `outputs` losses are taken as
+    they are.
+    """
+    owners, tiny = data.owners, torch.finfo(losses.dtype).tiny
+    u = losses.new_full((len(data), losses.shape[1]), 1 / losses.shape[1])
+    s2 = losses.new_full((len(data),), 0.5)
+    if outputs is not None:
+        s2 = (data.mean_by_client(losses.amin(1)) / outputs).clamp(min=tiny)
+    for _ in range(sweeps):
+        q = posterior(losses, u[owners], s2[owners, None])
+        u = data.mean_by_client(q)
+        if outputs is not None:
+            s2 = (data.mean_by_client((q * losses).sum(1)) / outputs).clamp(min=tiny)
+    return u.clamp(min=sigma)
 
 
 def aggregation_weights(u: Tensor, n: Tensor) -> Tensor:
@@ -98,6 +133,34 @@ def average(w: Tensor | Rows, weights: Tensor, old: Tensor) -> Tensor:
     shares = weights / total.clamp(min=torch.finfo(torch.float64).tiny)
     mean = shares @ w.double() if isinstance(w, Tensor) else w.weighted(shares)
     return torch.where(total > 0, mean.to(old.dtype), old)
+
+
+def unmix(w: Rows, u: Tensor, n: Tensor, h: Tensor, lam: float, old: Tensor, ridge: float) -> Tensor:
+    """The centers whose mixtures are the client models: instead of averages, the solution of U C = M.
+
+    With a loss of curvature h, the proximal solution w_k lies between the client's own minimum m_k and the pull:
+
+        w_k = (h_k m_k + lambda sum_s u_ks c_s) / (h_k + lambda sum_s u_ks)
+
+    so that m_k is known from w_k and the centers that pulled. Weighted least squares over clients, weights n_k, with a
+    little ridge towards the old centers: (U' N U + r) C = U' N M + r C_old, U having rows that sum to 1 and
+    r = `ridge` times the mean of the diagonal of U' N U. It takes no more than weighted sums of the w_k.
+
+    Arguments:
+        w: models of those who answered, `[m, P]`.
+        u, n, h: their importance weights `[m, S]`, numbers of points `[m]` and curvatures `[m]`.
+        lam, old: strength of the pull, and the centers `[S, P]` that pulled.
+    """
+    u, n, h, c = u.double(), n.double(), h.double(), old.double()
+    if not len(u):
+        return old
+    share, pull = u / u.sum(1, keepdim=True), lam / h.clamp(min=1e-3 * lam + torch.finfo(h.dtype).tiny)
+    weighted = (share * n[:, None]).T  # [S, m]
+    matrix = weighted @ share
+    ridge = ridge * float(matrix.diagonal().mean())
+    right = w.weighted(weighted * (1 + pull * u.sum(1))) - (weighted * pull) @ u @ c
+    solved = torch.linalg.solve(matrix + ridge * torch.eye(len(c), dtype=c.dtype, device=c.device), right + ridge * c)
+    return solved.to(old.dtype)
 
 
 def mean_by_size(ask: Ask, answer: Answer, c: Tensor) -> Tensor:

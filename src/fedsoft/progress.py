@@ -9,6 +9,8 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
+from fedsoft.collapse import STANDS, standing
+from fedsoft.drift import changes
 from fedsoft.reports.tables import duration
 from fedsoft.spec import RunSpec
 
@@ -21,6 +23,8 @@ class Progress:
     def __init__(self, console: Console, spec: RunSpec, done: int) -> None:
         self.console, self.spec, self.done = console, spec, done
         self.last, self.errors = time.monotonic(), ""
+        self.recent: list[dict[str, Any]] = []
+        self.told: set[str] = set()
         self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
@@ -38,10 +42,22 @@ class Progress:
         self.done = record["round"] + 1
         self.errors = _errors(record) or self.errors  # not every round is scored
         self.bar.update(self.task, completed=self.done, errors=self.errors)
+        self._warn(record)
         if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
             where = f"round {self.done} of {self.spec.rounds}"
             self.console.print(f"{self.spec.title}: {where} {self.errors}", markup=False)
+
+    def _warn(self, record: dict[str, Any]) -> None:
+        """Say once what is wrong with a center, when it has been so for some rounds; and whose mixture changed."""
+        for text in changes([record]):
+            self.console.print(text, markup=False, soft_wrap=True)
+        self.recent = [*self.recent, record][-STANDS:]
+        for text in standing(self.recent):
+            what = text.partition(":")[0]
+            if what not in self.told:
+                self.told.add(what)
+                self.console.print(f"warning: after round {self.done} {text}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> Progress:
         self.bar.start()
@@ -56,7 +72,7 @@ class Progress:
 def _errors(record: dict[str, Any]) -> str:
     """The best center of every source, or each center on its clients where sources are not known, in a few words."""
     if not record.get("best"):
-        own = [use["on_own"] for use in record.get("uses", [])[:4]]
+        own = [use["on_own"] for use in record.get("served", [])[:4]]
         return "centers " + " ".join("-" if value is None else f"{value:.3g}" for value in own) if own else ""
     return "best " + " ".join(f"{value:.3g}" for value in record["best"][:4])
 

@@ -40,7 +40,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Use:
+class Served:
     """What clients make of one center; needs no truth.
 
     Arguments:
@@ -72,7 +72,7 @@ class Scores:
         personal_train, personal_held_out: personal models on the clients' own points.
         oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
         noise_floor: the error that no model can beat.
-        uses: what clients make of each center, on their held-out points, or all where none are held out.
+        served: what clients make of each center, on their held-out points, or all where none are held out.
         distance: mean over pairs of sources of |theta_s - theta_r|^2 of the oracle models: the scale of the errors.
     """
 
@@ -90,7 +90,7 @@ class Scores:
     oracle: list[float] | None = None
     noise_floor: float | None = None
     distance: float | None = None
-    uses: list[Use] | None = None
+    served: list[Served] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -111,7 +111,7 @@ def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, T
     return table
 
 
-def uses_of(model: Model, centers: Tensor, u: Tensor, federation: Federation) -> list[Use]:
+def served_by(model: Model, centers: Tensor, u: Tensor, federation: Federation) -> list[Served]:
     """What clients with mixtures `u[N, S]` make of each center."""
     data = federation.held_out if int(federation.held_out.sizes.sum()) else federation.train
     per_point = torch.cat([
@@ -126,7 +126,7 @@ def uses_of(model: Model, centers: Tensor, u: Tensor, federation: Federation) ->
     uses = []
     for s, values in enumerate(per_point):
         own = values[whose == s]
-        uses.append(Use(
+        uses.append(Served(
             share=float((share[:, s] * n).sum() / n.sum()), clients=int((main == s).sum()),
             on_all=float(values.mean()), on_own=float(own.mean()) if len(own) else None,
         ))  # fmt: skip
@@ -236,5 +236,5 @@ def score(
         oracle=oracle[0] if oracle else None,
         noise_floor=truth.noise_floor if truth else None,
         distance=oracle[1] if oracle else None,
-        uses=None if u is None or not len(centers) else uses_of(model, centers, u, federation),
+        served=None if u is None or not len(centers) else served_by(model, centers, u, federation),
     )

@@ -168,6 +168,8 @@ class Simulation(Engine):
             room=room,
             attack=attack,
             liars=liars,
+            before=federation.before,
+            change_at=federation.change_at,
         )
 
     @property

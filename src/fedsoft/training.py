@@ -19,7 +19,9 @@ from fedsoft.attack import Attack, liars, spoiled
 from fedsoft.batches import Problem
 from fedsoft.blend import Blend
 from fedsoft.clientdata import ClientData
+from fedsoft.collapse import use_of
 from fedsoft.contract import Algorithm, State
+from fedsoft.drift import watch
 from fedsoft.engines import Factory
 from fedsoft.engines import find as find_engine
 from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost
@@ -28,7 +30,7 @@ from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
 from fedsoft.models.module import module
 from fedsoft.robust import Rule
-from fedsoft.scores import CenterView, Scores, score, uses_of
+from fedsoft.scores import CenterView, Scores, score, served_by
 from fedsoft.seeds import generator
 from fedsoft.simulate import Engine, Simulation, dropout
 from fedsoft.solvers.adam import Adam
@@ -285,9 +287,14 @@ def play(
         while not (history and history[-1]["last"]) and limit.fits(history, closing=closing):
             t, last = len(history), not limit.fits(history, more=2, closing=closing)
             began = time.perf_counter()
-            state, notes = simulation.round(state, t, last)
+            new, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
+            state, changed = watch(new, state)
+            if changed:
+                record["changed"] = [federation.names[k] for k in changed]
+            if (u := state.get("u")) is not None and u.shape[1] > 1:
+                record |= use_of(state["centers"], u, simulation.sizes)
             if truth is not None and fractions is not None and (last or t % score_every == 0):
                 view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():
@@ -297,8 +304,8 @@ def play(
                 columns = zip(*view.centers, strict=True)
                 record["best"] = [max(c) if simulation.model.metric.higher_is_better else min(c) for c in columns]
             if truth is None and "u" in state and (last or t % score_every == 0):
-                found = uses_of(simulation.model, state["centers"], state["u"], federation)
-                record["uses"] = [asdict(use) for use in found]
+                found = served_by(simulation.model, state["centers"], state["u"], federation)
+                record["served"] = [asdict(use) for use in found]
             history.append(record)
             yield state, record
 

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, check_participants, participants
+from fedsoft.mixing import Participants, check_participants, participants, posterior
 from fedsoft.model import squared_loss
+from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedEM"]
 
 
 @settings
-class FedEM:
+class FedEM(Starts):
     """Every client keeps a mixture of the centers and trains each of them on its points, weighted by who made them.
 
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
@@ -42,6 +43,9 @@ class FedEM:
         scale: for squared loss, whether the variance of the noise is `estimated`, or `fixed` so that q uses exp(-l) as
             published. Other losses are always used as they are.
         predict_with: the `mixture` sum_s pi_ks p_s(y | x), or the center of the `largest` pi_ks alone.
+        first: where centers start: each a draw of its own (`xavier`), the corners of everybody's own models after one
+            task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
+        warm: these rounds.
 
     Cost: S tasks per client drawn, and S evaluations of its points (2 S where the scale is estimated); S models down,
         S up.
@@ -60,16 +64,18 @@ class FedEM:
     K: Participants = "all"
     scale: Literal["estimated", "fixed"] = "estimated"
     predict_with: Literal["mixture", "largest"] = "mixture"
+    first: First = "xavier"
+    warm: Annotated[int, Field(ge=0)] = 6
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         check_participants("FedEM", self.K, clients)
 
     def init(self, site: Site, clients: int) -> State:
-        """Every center is a draw of its own. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
-        centers = torch.stack([site.draw("center", s) for s in range(self.S)])
-        u = centers.new_full((clients, self.S), 1 / self.S)
-        return {"centers": centers, "u": u, "s2": centers.new_tensor(0.0 if self._estimates(site) else 0.5)}
+        """First centers, even shares. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
+        state = first_state(site, self.S, self.first, self.warm)
+        u = state["centers"].new_full((clients, self.S), 1 / self.S)
+        return state | {"u": u, "s2": u.new_tensor(0.0 if self._estimates(site) else 0.5)}
 
     def enrol(self, site: Site) -> Memory:
         """The uniform mixture."""
@@ -77,6 +83,8 @@ class FedEM:
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Clients do both steps of EM; the server averages center by center."""
+        if age_of(state, t) < 0:
+            return start(state, ask, self.K)
         c, s2, ids = state["centers"], state["s2"], participants(ask, self.K)
         answer = ask("train", ids, centers=c, s2=s2)
         own = (ask.sizes.double() / ask.sizes.sum())[None, answer.ids]
@@ -84,7 +92,7 @@ class FedEM:
         if "residual" in answer:  # positive, so that it is told from the 0 of the start
             s2 = (answer["residual"].weighted(own)[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
         u = answer.update("pi", state["u"])
-        return {"centers": c, "u": u, "s2": s2}, {"selected": len(ids), "answered": len(answer.ids)}
+        return {"centers": c, "u": u, "s2": s2} | older(state), {"selected": len(ids), "answered": len(answer.ids)}
 
     @job
     def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
@@ -94,9 +102,7 @@ class FedEM:
         outputs = site.data.y[:1].numel()
         first = (site.data.mean_by_client(losses.mean(1)) / outputs).clamp(min=_tiny(c))
         s2 = torch.where(shared["s2"] > 0, shared["s2"], first)[owners, None]
-        # One center of every point has 0 here and a finite logarithm beside it, however small pi or s2 became.
-        beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
-        q = torch.softmax(mine["pi"].clamp(min=_tiny(c)).log()[owners] - beyond, dim=1)
+        q = posterior(losses, mine["pi"][owners], s2)
         pi = site.data.mean_by_client(q)
         start = c.expand(len(site), -1, -1)
         w = torch.where(pi[:, :, None] > 0, site.solve_each(start, point_weights=q), start)

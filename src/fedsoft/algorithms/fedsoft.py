@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
+from fedsoft.contract import Answer, Ask, Memory, Reply, Site, State, job, prefixed, under
+from fedsoft.errors import InputError
 from fedsoft.mixing import (
     Participants,
     aggregation_weights,
@@ -19,13 +19,19 @@ from fedsoft.mixing import (
     ids_of,
     importance_weights,
     select,
+    soft_weights,
+    unmix,
 )
+from fedsoft.model import as_numbers, squared_loss
+from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedSoft"]
 
+RIDGE = 1e-3  # of unmixing, as a share of the mean weight of a center
+
 
 @settings
-class FedSoft:
+class FedSoft(Starts):
     """Every client solves one proximal problem per round; its model updates every center it was drawn for.
 
     Maths (Algorithm 1):
@@ -36,6 +42,18 @@ class FedSoft:
         w_k     = argmin f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2     by the clients in any Sel_s
         c_s     = 1/K sum_{k in Sel_s} w_k                            or sum_k v_sk w_k when everybody takes part
 
+    Beyond the paper, by option. With `weights = soft` every point is shared by the centers instead of counted for one:
+
+        q_i(s) = u_ks exp(-l_s(i)) / sum_s' u_ks' exp(-l_s'(i)),   u_ks = max(mean_i q_i(s), sigma)     in a few sweeps
+
+    where a squared loss is divided by twice the variance of the noise, found in the same sweeps. With `aggregate =
+    unmix` the centers are those whose mixtures are the client models (least squares over clients, weights n_k):
+
+        m_k = w_k + lambda/h_k sum_s u_ks (w_k - c_s)      what w_k would be without the pull; h_k: curvature of f_k
+        C   = argmin sum_k n_k |m_k - sum_s u_ks c_s|^2    with a little ridge towards the centers as they were
+
+    It is for models that are linear in their parameters with squared loss, the only ones whose minima mix as data do.
+
     Arguments:
         S: number of centers.
         K: clients drawn for each center in a round; "all" lets everybody take part and averages by v.
@@ -45,6 +63,11 @@ class FedSoft:
         replacement: draw the K clients with replacement, as the proofs do; without, as the experiments do.
         start: where a local solve starts: the client's `own` last model, or the `mixture` sum_s u_ks c_s of centers.
         moments: whether the local optimiser's memory is `kept` over rounds or `fresh` in each.
+        weights: importance weights by counting points (`hard`, as published) or by sharing them (`soft`).
+        aggregate: centers as the `mean` of client models (as published), or `unmix` them.
+        first: where centers start: each a draw of its own (`xavier`), the corners of everybody's own models after one
+            task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
+        warm: these rounds.
 
     Cost: one task per client drawn, whatever S is, and every tau rounds S evaluations of everybody's points; S models
         down, one up.
@@ -66,6 +89,10 @@ class FedSoft:
     replacement: bool = False
     start: Literal["own", "mixture"] = "own"
     moments: Literal["kept", "fresh"] = "kept"
+    weights: Literal["hard", "soft"] = "hard"
+    aggregate: Literal["mean", "unmix"] = "mean"
+    first: First = "xavier"
+    warm: Annotated[int, Field(ge=0)] = 6
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
@@ -73,9 +100,14 @@ class FedSoft:
             check_participants("FedSoft", self.K, clients, advice=", or set replacement = true")
 
     def init(self, site: Site, clients: int) -> State:
-        """Every center is a draw of its own."""
-        centers = torch.stack([site.draw("center", s) for s in range(self.S)])
-        return {"centers": centers, "u": centers.new_full((clients, self.S), 1 / self.S)}
+        """Every center is a draw of its own, unless `first` tells otherwise."""
+        if self.aggregate == "unmix" and site.model.features is None:
+            raise InputError(
+                "FedSoft.aggregate = 'unmix' is not allowed for this model: should be 'mean', since only the model "
+                "'linear' on a regression with one output mixes as its data does"
+            )
+        state = first_state(site, self.S, self.first, self.warm)
+        return state | {"u": state["centers"].new_full((clients, self.S), 1 / self.S)}
 
     def enrol(self, site: Site) -> Memory:
         """All clients share one further draw."""
@@ -85,20 +117,36 @@ class FedSoft:
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Algorithm 1, lines 2 to 18."""
+        if (age := age_of(state, t)) < 0:
+            return start(state, ask, self.K)
         c, u = state["centers"], state["u"]
-        if t % self.tau == 0:
+        if age % self.tau == 0:
             u = ask("estimate", ask.everyone, centers=c).update("u", u)
         v = aggregation_weights(u, ask.sizes)
         sel = v if self.K == "all" else select(v, self.K, ask.generators("select"), replacement=self.replacement)
         union = ids_of(sel.sum(0))
         answer = ask("train", union, centers=c)
-        c = average(answer["w"], sel[:, answer.ids], old=c)
-        return {"centers": c, "u": u}, {"selected": len(union), "answered": len(answer.ids)}
+        c = (
+            average(answer["w"], sel[:, answer.ids], old=c)
+            if self.aggregate == "mean"
+            else self.unmixed(ask, answer, u, c)
+        )
+        return {"centers": c, "u": u} | older(state), {"selected": len(union), "answered": len(answer.ids)}
+
+    def unmixed(self, ask: Ask, answer: Answer, u: Tensor, c: Tensor) -> Tensor:
+        """`aggregate = unmix`: every model counts by its number of points, whichever centers it was drawn for."""
+        h = answer.rows("h", like=c[:, 0])
+        return unmix(answer["w"], u[answer.ids], ask.sizes[answer.ids], h, self.lam, c, RIDGE)
 
     @job
     def estimate(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """Lines 5 to 11: which center explains each point best?"""
-        u = importance_weights(site.losses(shared["centers"]), site.data, self.sigma)
+        losses = site.losses(shared["centers"])
+        if self.weights == "hard":
+            u = importance_weights(losses, site.data, self.sigma)
+        else:
+            outputs = site.data.y[:1].numel() if site.model.loss is squared_loss else None
+            u = soft_weights(losses, site.data, self.sigma, outputs)
         return mine | {"u": u}, {"u": u}
 
     @job
@@ -108,7 +156,12 @@ class FedSoft:
         w = mine["w"] if self.start == "own" else u @ c
         moments = under("moments", mine) if self.moments == "kept" else None
         w, moments = site.solve(w, moments, prox=Prox.to_centers(self.lam * u, c))
-        return mine | {"w": w, **prefixed("moments", moments)}, {"w": w}
+        reply = {"w": w}
+        if self.aggregate == "unmix" and site.model.features is not None:
+            # The mean curvature over all directions: 2/P times the mean of |phi(x)|^2.
+            phi = site.model.features(as_numbers(site.data.x[site.data.points], site.dtype)[None])[0]
+            reply["h"] = 2 * site.data.mean_by_client(phi.square().mean(1))
+        return mine | {"w": w, **prefixed("moments", moments)}, reply
 
     def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
         """The personal model w_k."""

@@ -32,6 +32,7 @@ def synthetic(
     noise: Annotated[float, Field(ge=0)] = 1.0,
     held_out: Annotated[float, Field(ge=0)] = 0.25,
     test_points: Count = 2000,
+    change: tuple[Count, Annotated[float, Field(ge=0, le=1)]] | None = None,
     seed: int = 0,
 ) -> Federation:
     """Linear regressions y = <x, theta_s> + noise, x standard normal, theta_s normal of the given variance.
@@ -46,6 +47,8 @@ def synthetic(
         noise: standard deviation of the noise; its square is the error that no model can beat.
         held_out: further points of each client, as a share of n_k, for scoring its personal model.
         test_points: size of the test set of each source.
+        change: (t, share), for data that arrives over time: from round t on, counted from 0, this share of the clients
+            has as many other points, with its mixture in reverse order. Truth and held-out points are those at the end.
         seed: of all draws.
     """
     low, high = points
@@ -67,6 +70,12 @@ def synthetic(
             origin.append(source)
         return ClientData.concat(data), torch.from_numpy(np.concatenate(origin))
 
+    before, at = None, 0
+    if change is not None:
+        at = change[0]
+        before, _ = pool("points", apportion(mixture, sizes))
+        turned = generator(seed, "changed").permutation(clients)[: round(change[1] * clients)]
+        mixture[turned] = mixture[turned, ::-1]
     train, train_sources = pool("points", apportion(mixture, sizes))
     held, held_sources = pool("held-out", apportion(mixture, np.floor(sizes * held_out).astype(np.int64)))
     tests, _ = pool("test", np.eye(S, dtype=np.int64) * test_points)
@@ -79,4 +88,4 @@ def synthetic(
         noise_floor=noise**2,
     )
     names = tuple(map(str, range(clients)))
-    return Federation(train, held, names, DataShape("regression", (dimension,), 1), truth)
+    return Federation(train, held, names, DataShape("regression", (dimension,), 1), truth, before=before, change_at=at)

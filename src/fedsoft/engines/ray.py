@@ -94,11 +94,12 @@ class RayEngine(Engine):
             algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
         )
         room = connect(address, workers)
-        self.train = federation.train
+        self.train, self.before = federation.train, federation.before
         self.cuts = cuts(self.sizes, min(room.workers, len(self.names)))
         self.options = {"num_cpus": room.cores_each, "max_restarts": 0}
         self.settings = {
             "seed": seed, "dtype": dtype, "memory": memory, "beside": room.beside, "attack": attack, "liars": liars,
+            "change_at": federation.change_at,
             "chunk": chunk or chunk_size(model, replace(self.nobody, sizes=self.sizes)),
         }  # fmt: skip
         self.wire = Wire()
@@ -119,7 +120,11 @@ class RayEngine(Engine):
             self.wire.points += points.bytes
             names = self.names[slice(*self._span(j))]
             self.actors[j] = _idle_worker() or ray.remote(Shard).options(**self.options).remote()
-            settled.append(self.actors[j].settle.remote(self.parts, ray.put(points), names, **self.settings))
+            earlier = None if self.before is None else Points.of(self.before, *self._span(j))
+            self.wire.points += 0 if earlier is None else earlier.bytes
+            settled.append(
+                self.actors[j].settle.remote(self.parts, ray.put(points), names, before=earlier, **self.settings)
+            )
         try:
             ray.get(settled, timeout=PATIENCE)
         except exceptions.GetTimeoutError:

@@ -99,7 +99,7 @@ class Shard:
     def settle(
         self, parts: tuple[Algorithm, Model, Solver], points: Points, names: Sequence[str], *,
         seed: int, dtype: torch.dtype, chunk: int, memory: int | str | None, beside: int,
-        attack: Attack | None = None, liars: Set[str] = frozenset(),
+        attack: Attack | None = None, liars: Set[str] = frozenset(), before: Points | None = None, change_at: int = 0,
     ) -> None:  # fmt: skip
         """Take these clients in, in place of others.
 
@@ -109,11 +109,14 @@ class Shard:
             seed, dtype, chunk: see `Host`.
             memory: RAM for client memory and replies of all shards on this machine.
             beside: how many shards there are on this machine.
-            attack, liars: see `Host`.
+            attack, liars, before, change_at: see `Host`.
         """
         torch.set_num_threads(1)
         room = Room(chunk, workers=1, memory=memory_size(memory) // beside)
-        self.host = Host(*parts, points.data(), names, seed=seed, dtype=dtype, room=room, attack=attack, liars=liars)
+        self.host = Host(
+            *parts, points.data(), names, seed=seed, dtype=dtype, room=room, attack=attack, liars=liars,
+            before=None if before is None else before.data(), change_at=change_at,
+        )  # fmt: skip
         self.replies = {}
 
     def leave(self) -> None:

@@ -61,15 +61,15 @@ def convergence(folder: RunFolder) -> bytes | None:
 
 def _uses(folder: RunFolder) -> bytes | None:
     """Where nobody knows the sources: every center on the points of its clients, and its share of all data."""
-    records, scores = [record for record in folder.records() if record.get("uses")], folder.scores()
+    records, scores = [record for record in folder.records() if record.get("served")], folder.scores()
     if not records:
         return None
     figure = Figure(figsize=(7.4, 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     fit, share = figure.subplots(1, 2, sharex=True)
     rounds = [record["round"] + 1 for record in records]
-    for s in range(max(len(record["uses"]) for record in records)):
-        uses = [record["uses"][s] if s < len(record["uses"]) else {} for record in records]
+    for s in range(max(len(record["served"]) for record in records)):
+        uses = [record["served"][s] if s < len(record["served"]) else {} for record in records]
         own = [float("nan") if use.get("on_own") is None else use["on_own"] for use in uses]
         fit.plot(rounds, own, color=_colour(s), lw=1.8, label=f"center {s}")
         share.plot(rounds, [use.get("share", float("nan")) for use in uses], color=_colour(s), lw=1.8)

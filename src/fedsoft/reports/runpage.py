@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedsoft.collapse import standing
+from fedsoft.drift import changes
 from fedsoft.reports import parts
 from fedsoft.reports.cells import column, known, mean_of
 from fedsoft.reports.clients import Clients
@@ -38,7 +40,7 @@ def run_page(group: Group, made_by: str = "") -> Page:
     seeds = f"{len(group.runs)} seeds, mean ± deviation" if len(group.runs) > 1 else f"seed {first.spec.seed}"
     lead = f"{first.spec.about}. " if first.spec.about else ""
     found = [
-        Section("in-short", "In short", tuple(_verdicts(group, clients))),
+        Section("in-short", "In short", (*_verdicts(group, clients), *_warnings(group))),
         Section("what", "What was run", (parts.facts([group]),)),
         Section("centers", "Cluster models", tuple(_centers(group))),
         Section("convergence", "Convergence", tuple(_convergence(group))),
@@ -81,6 +83,20 @@ def _verdicts(group: Group, clients: Clients | None) -> list[Block]:
         sentence += f"; equal shares for everybody would be off by {even:.3f}."
         rule += f"; holds when it is below that of equal shares (of the clients of seed {group.first.spec.seed})"
         found.append(Verdict(sentence, rule, recovery < even, group.refs))
+    return found
+
+
+def _warnings(group: Group) -> list[Block]:
+    """Centers that collapsed, and clients whose mixture changed."""
+    found: list[Block] = []
+    for run, ref in zip(group.runs, group.refs, strict=True):
+        seed = f" (seed {run.spec.seed})" if len(group.runs) > 1 else ""
+        for text in standing(run.records):
+            rule = "a center has less than a tenth of an even share of the points, or is as good as a copy of another"
+            found.append(Verdict(f"In the end {text}{seed}.", f"{rule}; holds when there is none", False, (ref,)))
+        for text in changes(run.records):
+            rule = "a client's u is far from its usual mixture while the others' are calm"
+            found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))
     return found
 
 

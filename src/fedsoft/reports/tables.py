@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedsoft.collapse import standing
+from fedsoft.drift import changes
 from fedsoft.store import RunFolder
 
 Scores = dict[str, Any]
@@ -54,14 +56,14 @@ def centers_table(scores: Scores, starred: bool) -> Table:
     return table
 
 
-def uses_table(scores: Scores, held_out: bool) -> Table:
+def served_table(scores: Scores, held_out: bool) -> Table:
     """What clients make of each center, where nobody knows the sources."""
     metric = scores["metric"]
     points = "held-out" if held_out else "training"
     table = Table(title=f"Cluster models: {metric_name(metric)} on the clients' {points} points", title_justify="left")
     for column in ("center", "share of data", "main center of", "on their points", "on all points"):
         table.add_column(column, justify="left" if column == "center" else "right")
-    for s, use in enumerate(scores["uses"]):
+    for s, use in enumerate(scores["served"]):
         clients = f"{use['clients']} client{'s' * (use['clients'] != 1)}"
         own, every = number(use["on_own"], metric), number(use["on_all"], metric)
         table.add_row(f"c{s}", f"{100 * use['share']:.0f} %", clients, own, every)
@@ -120,11 +122,13 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts.append(Text())
     if scores["centers"]:
         parts += [centers_table(scores, starred), Text()]
-    elif scores.get("uses"):
-        parts += [uses_table(scores, held_out=scores["personal_held_out"] is not None), Text()]
+    elif scores.get("served"):
+        parts += [served_table(scores, held_out=scores["personal_held_out"] is not None), Text()]
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
+    parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
     parts += [cost_text(records), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))

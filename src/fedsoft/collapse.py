@@ -1,0 +1,57 @@
+"""Centers that nobody uses, or that are copies of each other: found from what the server knows, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HARDLY = 0.1  # of an even share of the points: a center with less is hardly used
+COPY = 1e-3  # of the size of two centers: a pair that is nearer is one center twice
+STANDS = 5  # rounds in a row before it is worth a word during a run
+
+
+def use_of(centers: Tensor, u: Tensor, n: Tensor) -> dict[str, list[float]]:
+    """How centers `[S, P]` are used by clients with mixtures `u[N, S]` and `n[N]` points.
+
+    `use`: the share of all points, sum_k u_ks n_k / sum_k n_k. `effective`: by how many clients, (sum_k a_k)^2 /
+    sum_k a_k^2 with a_k = u_ks n_k. `apart`: the distance to the nearest other center, divided by the root mean square
+    of all centers' norms; 0 for copies.
+    """
+    c, shares = centers.double(), u.double() * n.double()[:, None]
+    total, squares = shares.sum(0), shares.square().sum(0)
+    effective = total.square() / squares.clamp(min=torch.finfo(torch.float64).tiny)
+    size = c.square().sum(1).mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+    away = torch.cdist(c, c, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf).amin(1) / size
+    return {"use": (total / total.sum()).tolist(), "effective": effective.tolist(), "apart": away.tolist()}
+
+
+def unused(use: Sequence[float]) -> list[int]:
+    """The centers of less than a tenth of an even share of the points."""
+    return [s for s, share in enumerate(use) if share < HARDLY / len(use)]
+
+
+def complaints(record: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the centers after a round, a sentence each. While all of them are one on purpose, nothing."""
+    if "use" not in record or record.get("phase") == "pooled":
+        return []
+    use, effective = record["use"], record["effective"]
+    found = [
+        f"center {s} is hardly used: {100 * use[s]:.1f} % of the points, by {effective[s]:.1f} clients"
+        for s in unused(use)
+    ]
+    return found + [f"center {s} is a copy of another one" for s, away in enumerate(record["apart"]) if away < COPY]
+
+
+def standing(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The complaints about the last round, if the same centers gave reason for them in the last few rounds too."""
+    if len(records) < STANDS:
+        return []
+
+    def about(record: Mapping[str, Any]) -> set[str]:
+        return {text.partition(":")[0] for text in complaints(record)}
+
+    always = set.intersection(*map(about, records[-STANDS:]))
+    return [text for text in complaints(records[-1]) if text.partition(":")[0] in always]
