@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,8 +44,7 @@ from fedsoft.simulate import Absent, Engine
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.vault import ClientRows
 
-PATIENCE = 300.0  # seconds for a worker to start: a cluster may have to find room
-TRIES = 4  # to start Ray
+PATIENCE = 300.0  # seconds for Ray to start, and for a worker: a cluster may have to find room
 KNOCK = 5.0  # seconds for a cluster to open its door
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -367,17 +367,16 @@ def connect(address: str | None, workers: int | None) -> _Place:
 
 
 def _start(workers: int) -> None:
-    """A Ray of our own. It waits half a minute for its own processes, which is too short on a busy machine."""
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
+    """A Ray of our own. It waits 15 seconds for its own processes, which is too short on a busy machine: try again."""
+    until = time.monotonic() + PATIENCE
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's only way to stay on loopback; its default on systems but Linux
     try:
-        for left in reversed(range(TRIES)):
+        while not ray.is_initialized():
             try:
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **QUIET)
-                return
             except Exception as error:  # it has no kind of its own
-                if not left:
+                if time.monotonic() > until:
                     raise FedsoftError(f"Ray could not be started here: {_last_line(error)}") from None
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
