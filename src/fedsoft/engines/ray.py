@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ import ray
 import torch
 from ray import exceptions
 from ray._private import ray_constants
+from ray._private.node import Node
 from torch import Tensor
 from typing_extensions import override
 
@@ -376,10 +378,18 @@ def _start(workers: int) -> None:
             try:
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **QUIET)
             except Exception as error:  # it has no kind of its own
+                _end_halves(error)
                 if time.monotonic() > until:
                     raise FedsoftError(f"Ray could not be started here: {_last_line(error)}") from None
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _end_halves(error: Exception) -> None:
+    """Ray leaves what it had started until this process ends, when it could not start the rest."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(half := frame.f_locals.get("self"), Node):
+            half.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def _join(address: str) -> None:
