@@ -370,6 +370,7 @@ def connect(address: str | None, workers: int | None) -> _Place:
 
 def _start(workers: int) -> None:
     """A Ray of our own. It waits 15 seconds for its own processes, which is too short on a busy machine: try again."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what this process would do itself
     until = time.monotonic() + PATIENCE
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's only way to stay on loopback; its default on systems but Linux
