@@ -428,7 +428,7 @@ def _sendable(*parts: Any) -> Any:
         return ray.put(parts)
     except Exception as error:  # whatever the user's own class may raise
         raise InputError(
-            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {_last_line(error)}"
+            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {_last_line(error.__cause__ or error)}"
         ) from None
 
 
