@@ -427,8 +427,9 @@ def _sendable(*parts: Any) -> Any:
     try:
         return ray.put(parts)
     except Exception as error:  # whatever the user's own class may raise
+        told = _last_line(error.__cause__ or error)  # Ray's own is a page
         raise InputError(
-            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {_last_line(error.__cause__ or error)}"
+            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {told}"
         ) from None
 
 
