@@ -15,6 +15,8 @@ import os
 import signal
 import socket
 import threading
+import time
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -26,6 +28,7 @@ import ray
 import torch
 from ray import exceptions
 from ray._private import ray_constants
+from ray._private.node import Node
 from torch import Tensor
 from typing_extensions import override
 
@@ -45,8 +48,7 @@ from fedsoft.simulate import Absent, Engine
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.vault import ClientRows
 
-PATIENCE = 300.0  # seconds for a worker to start: a cluster may have to find room
-TRIES = 4  # to start Ray
+PATIENCE = 300.0  # seconds for Ray to start, and for a worker: a cluster may have to find room
 KNOCK = 5.0  # seconds for a cluster to open its door
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -377,20 +379,28 @@ def connect(address: str | None, workers: int | None) -> _Place:
 
 
 def _start(workers: int) -> None:
-    """A Ray of our own. It waits half a minute for its own processes, which is too short on a busy machine."""
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
+    """A Ray of our own. It waits 15 seconds for its own processes, which is too short on a busy machine: try again."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what this process would do itself
+    until = time.monotonic() + PATIENCE
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's only way to stay on loopback; its default on systems but Linux
     try:
-        for left in reversed(range(TRIES)):
+        while not ray.is_initialized():
             try:
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **QUIET)
-                return
             except Exception as error:  # it has no kind of its own
-                if not left:
+                _end_halves(error)
+                if time.monotonic() > until:
                     raise FedsoftError(f"Ray could not be started here: {_last_line(error)}") from None
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _end_halves(error: Exception) -> None:
+    """Ray leaves what it had started until this process ends, when it could not start the rest."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(half := frame.f_locals.get("self"), Node):
+            half.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def _join(address: str) -> None:
@@ -427,8 +437,9 @@ def _sendable(*parts: Any) -> Any:
     try:
         return ray.put(parts)
     except Exception as error:  # whatever the user's own class may raise
+        told = _last_line(error.__cause__ or error)  # Ray's own is a page
         raise InputError(
-            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {_last_line(error)}"
+            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {told}"
         ) from None
 
 
