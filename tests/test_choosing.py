@@ -63,7 +63,7 @@ def test_no_structure_is_said_when_seeds_do_not_agree() -> None:
 
 
 def test_copies_and_unused_centers_are_not_sources() -> None:
-    found = decided([trial(1, -9.0, stable=None), trial(2, -8.0), trial(5, -0.5, error=0.4)], needed=3)
+    found = decided([trial(1, -9.0, stable=None), trial(2, -8.0), trial(5, -1.0, error=0.4)], needed=3)
     assert (found.first, found.needed, found.recommended) == (5, 3, 3)
     assert "3 of its 5 centers" in " ".join(found.reasons)
 

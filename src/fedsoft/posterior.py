@@ -76,6 +76,10 @@ def interval(logp: Tensor, u: Tensor, level: float) -> Interval:
     A value of a share is inside when the points are, with the best choice of the other shares, less likely than under
     `u` by no more than a factor exp(-quantile / 2), the quantile being that of chi-squared with one degree of freedom.
     Few points tell few values apart, so it widens as they become few, up to 0 to 1.
+
+    Where a share is small and points are few that is too short: no point of a center in 20 would rule out a share of
+    0.07. So the interval is widened to hold also the one that two further points give, one of the center and one of
+    another (as Agresti and Coull do for a binomial share).
     """
     from scipy.special import chdtri
 
@@ -83,20 +87,42 @@ def interval(logp: Tensor, u: Tensor, level: float) -> Interval:
     if count == 1:
         return Interval(u, u)
     p = (logp - logp.amax(1, keepdim=True)).exp()  # the largest of every point is 1
-    least = _log_likelihood(p, u[None])[0] - float(chdtri(1, 1 - level)) / 2
-    # Row s is about the lower end of share s, row count + s about its upper end.
-    asked = torch.arange(2 * count) % count
-    inside = u[asked].clone()
-    outside = torch.cat([torch.zeros_like(u), torch.ones_like(u)])
-    others = _others(u, asked)
-    at_end = _profile(p, asked, outside, others)[0] >= least
-    inside = torch.where(at_end, outside, inside)
+    drop = float(chdtri(1, 1 - level)) / 2
+    asked, others = torch.arange(count), _others(u, torch.arange(count))
+    low, high = _span(p, asked, u, others, drop, more=0)
+    peak = _peak(p, asked, others)
+    with_two = _span(p, asked, peak, others, drop, more=1)
+    return Interval(torch.minimum(low, with_two[0]), torch.maximum(high, with_two[1]))
+
+
+def _height(p: Tensor, asked: Tensor, value: Tensor, others: Tensor, more: int) -> tuple[Tensor, Tensor]:
+    """See `_profile`, with so many further points of the center that is asked about, and of any other."""
+    height, others = _profile(p, asked, value, others)
+    return height + more * (value.log() + (1 - value).log()) if more else height, others
+
+
+def _peak(p: Tensor, asked: Tensor, others: Tensor) -> Tensor:
+    """Where that is largest, `[b]`, by ternary search: it is concave."""
+    low, high = torch.zeros(len(asked), dtype=p.dtype), torch.ones(len(asked), dtype=p.dtype)
+    for _ in range(HALVINGS):
+        third = (high - low) / 3
+        left, others = _height(p, asked, low + third, others, 1)
+        right, others = _height(p, asked, high - third, others, 1)
+        low, high = torch.where(left < right, low + third, low), torch.where(left < right, high, high - third)
+    return (low + high) / 2
+
+
+def _span(p: Tensor, asked: Tensor, peak: Tensor, others: Tensor, drop: float, more: int) -> tuple[Tensor, Tensor]:
+    """From where to where the log-likelihood stays within `drop` of its peak."""
+    asked, inside, others = asked.repeat(2), peak.repeat(2), others.repeat(2, 1)  # the lower ends, then the upper ones
+    outside = torch.cat([torch.zeros_like(peak), torch.ones_like(peak)])
+    least = _height(p, asked, inside, others, more)[0] - drop
+    inside = torch.where(_height(p, asked, outside, others, more)[0] >= least, outside, inside)
     for _ in range(HALVINGS):
         middle = (inside + outside) / 2
-        value, others = _profile(p, asked, middle, others)
-        fits = value >= least
-        inside, outside = torch.where(fits, middle, inside), torch.where(fits, outside, middle)
-    return Interval(inside[:count], inside[count:])
+        height, others = _height(p, asked, middle, others, more)
+        inside, outside = torch.where(height >= least, middle, inside), torch.where(height >= least, outside, middle)
+    return inside[: len(peak)], inside[len(peak) :]
 
 
 def _log_likelihood(p: Tensor, u: Tensor) -> Tensor:
