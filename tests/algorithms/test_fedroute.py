@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedsoft as fs
+from fedsoft.errors import InputError
+from fedsoft.seeds import generator
+from fedsoft.simulate import Simulation
+from fedsoft.training import Run, prepare
+from tests.helpers import RAGGED, Pairs, class_clients, federation, regression_clients
+
+SGD = fs.SGD(lr=0.05, epochs=2, batch=5)
+SOFTMAX = fs.models.linear()  # on classes: no closed form
+
+
+def fitted(algorithm: Any, pairs: Pairs, rounds: int, model: Any = None, **options: Any) -> Run:
+    return fs.fit(
+        algorithm, federation(pairs, options.pop("names", None)), model or fs.models.linear(), rounds=rounds,
+        local=options.pop("local", SGD), dtype="float64", **options,
+    )  # fmt: skip
+
+
+def at(algorithm: Any, pairs: Pairs, model: Any, **state: Tensor) -> tuple[Simulation, dict[str, Tensor]]:
+    """A simulation after the start, with some of its state set."""
+    simulation = prepare(algorithm, federation(pairs), model, seed=0, local=SGD, dtype="float64")
+    with torch.no_grad():
+        return simulation, simulation.start() | state
+
+
+# --- routed rounds ----------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(w: np.ndarray, x: np.ndarray, y: int) -> float:
+    logits = w.reshape(4, -1) @ x
+    return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[y])
+
+
+def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    for order in rng.permuted(np.tile(np.arange(len(y)), (SGD.epochs, 1)), axis=1):
+        for begin in range(0, len(y), SGD.batch):
+            batch, gradient = order[begin : begin + SGD.batch], np.zeros((4, x.shape[1]))
+            for i in batch:
+                p = np.exp(w.reshape(4, -1) @ x[i])
+                p = p / p.sum()
+                p[y[i]] -= 1
+                gradient += np.outer(p, x[i]) / len(batch)
+            w = w - SGD.lr * gradient.ravel()
+    return w
+
+
+def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Routed rounds as they are written: client by client, point by point, center by center."""
+    S, u, doubts = len(c), [np.full(len(c), 1 / len(c)) for _ in pairs], []
+    for t in range(rounds):
+        total, given, entropy, points = np.zeros_like(c), np.zeros(S), 0.0, 0
+        for k, (xs, ys) in enumerate(pairs):
+            x, y = xs.numpy(), ys.numpy()
+            prior = np.full(S, 1 / S) if t == 0 else (1 - eps) * u[k] + eps / S
+            q = np.array(
+                [[prior[s] * np.exp(-cross_entropy(c[s], x[i], y[i])) for s in range(S)] for i in range(len(y))]
+            )
+            q = q / q.sum(1, keepdims=True)
+            u[k] = q.mean(0)
+            entropy -= float((q * np.log(q)).sum()) / np.log(S)
+            points += len(y)
+            for s in range(S):
+                mine = q.argmax(1) == s
+                if mine.any():
+                    total[s] += mine.sum() * local_sgd(c[s], x[mine], y[mine], generator(0, "batches", t, str(k)))
+                given[s] += mine.sum()
+        c = np.array([total[s] / given[s] if given[s] else c[s] for s in range(S)])
+        doubts.append(entropy / points)
+    return c, np.array(u), doubts
+
+
+def test_routed_rounds_equal_the_plain_loop() -> None:
+    pairs = class_clients()
+    run = fitted(fs.FedRoute(S=3, first="xavier", hard=0, doubt=1.0), pairs, 4, SOFTMAX)
+    first = torch.stack([run.model.draw(generator(0, "center", s)) for s in range(3)]).double().numpy()
+    c, u, doubts = plain_rounds(pairs, first, 4, 0.05)
+    assert run.state["centers"].numpy() == pytest.approx(c, abs=1e-9)
+    assert run.state["u"].numpy() == pytest.approx(u, abs=1e-9)
+    assert [record["doubt"] for record in run.history] == pytest.approx(doubts, abs=1e-9)
+    assert np.abs(c - first).max() > 0.05
+
+
+def test_every_point_is_used_once_whatever_S_is() -> None:
+    for S in (1, 2, 5):
+        run = fitted(fs.FedRoute(S=S, first="xavier", hard=0), class_clients(), 1, SOFTMAX)
+        assert run.history[0]["gradients"] == SGD.epochs * sum(RAGGED)
+        assert run.history[0]["evaluations"] == S * sum(RAGGED)
+    sent = 5 * (12 + 1 + 1) + 2  # of the last: S models, counts and shares; doubt and residual
+    assert run.history[0]["bytes_up"] == 8 * len(RAGGED) * sent
+
+
+def test_hard_rounds_are_those_of_ifca_where_clients_are_equally_large() -> None:
+    pairs = class_clients((9,) * 6)
+    one = fitted(fs.FedRoute(S=2, first="xavier", hard=9), pairs, 4, SOFTMAX)
+    other = fitted(fs.IFCA(S=2), pairs, 4, SOFTMAX)
+    assert torch.allclose(one.state["centers"], other.state["centers"], atol=1e-12)
+    assert torch.equal(one.state["u"], other.state["u"])
+    assert [record["phase"] for record in one.history] == ["hard"] * 4
+
+
+def test_priors_are_open_in_the_first_routed_round_of_everybody() -> None:
+    """A client that was hard in round 0 and absent in round 1 has an even prior in round 2."""
+    pairs = class_clients()
+    simulation, state = at(fs.FedRoute(S=2, first="xavier", hard=1, doubt=1.0), pairs, SOFTMAX)
+    simulation.absent = lambda job, t, names: np.array([t == 1 and name == "3" for name in names])
+    with torch.no_grad():
+        for t in range(2):
+            state, _ = simulation.round(state, t)
+        assert simulation.memory["open"].tolist() == [False, False, False, True, False, False, False, False]
+        assert sorted(simulation.memory["u"][3].tolist()) == [0.0, 1.0]
+        c = state["centers"].numpy()
+        simulation.round(state, 2)
+    x, y = (part.numpy() for part in pairs[3])
+    likelihood = np.exp([[-cross_entropy(c[s], x[i], y[i]) for s in range(2)] for i in range(len(y))])
+    expected = (likelihood / likelihood.sum(1, keepdims=True)).mean(0)
+    assert simulation.memory["u"][3].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("model", [SOFTMAX, fs.models.mlp(hidden=[4])], ids=["softmax", "mlp"])
+def test_neither_chunks_nor_workers_nor_the_order_of_clients_matter(model: Any) -> None:
+    pairs, names, order = class_clients(), [f"client {k}" for k in range(8)], [3, 7, 0, 2, 6, 1, 5, 4]
+    algorithm = fs.FedRoute(S=2, K=6, warm=1, hard=1, doubt=1.0)
+
+    def run(**options: Any) -> Run:
+        return fitted(algorithm, options.pop("pairs", pairs), 6, model, names=options.pop("names", names), **options)
+
+    one = run(chunk=3, workers=1)
+    assert [record["phase"] for record in one.history] == ["pooled", "split", "hard", *["routed"] * 3]
+    three = run(chunk=3, workers=3, memory=0)
+    assert all(torch.equal(value, three.state[name]) for name, value in one.state.items())
+    others = [(run(), range(8)), (run(pairs=[pairs[k] for k in order], names=[names[k] for k in order]), order)]
+    for other, rows in others:
+        assert torch.allclose(one.state["centers"], other.state["centers"], atol=1e-8)
+        assert torch.allclose(one.state["u"][list(rows)], other.state["u"], atol=1e-8)
+
+
+# --- least squares ----------------------------------------------------------------------------------------------------
+
+
+def test_linear_regression_is_em_with_pooled_least_squares() -> None:
+    pairs, S = regression_clients(), 2
+    run = fitted(fs.FedRoute(S=S, first="xavier", eps=0.0), pairs, 5)
+    c = torch.stack([run.model.draw(generator(0, "center", s)) for s in range(S)]).double().numpy()
+    u, s2 = np.full((8, S), 1 / S), None
+    for _ in range(5):
+        gram, moment, squares, new = np.zeros((S, 3, 3)), np.zeros((S, 3)), 0.0, u.copy()
+        for k, (xs, ys) in enumerate(pairs):
+            x, y = xs.numpy(), ys.numpy()
+            r = np.array([(y - x @ c[s]) ** 2 for s in range(S)]).T
+            scale = r.min(1).mean() if s2 is None else s2
+            q = u[k] * np.exp(-(r - r.min(1, keepdims=True)) / (2 * scale))
+            q = q / q.sum(1, keepdims=True)
+            new[k] = q.mean(0)
+            squares += float((q * r).sum())
+            for s in range(S):
+                gram[s] += (x.T * q[:, s]) @ x
+                moment[s] += (x.T * q[:, s]) @ y
+        u, s2 = new, squares / sum(RAGGED)
+        c = np.array([np.linalg.solve(gram[s], moment[s]) for s in range(S)])
+    assert run.state["centers"].numpy() == pytest.approx(c, abs=1e-8)
+    assert run.state["u"].numpy() == pytest.approx(u, abs=1e-8)
+    assert float(run.state["s2"]) == pytest.approx(s2, abs=1e-8)
+    assert run.history[0]["gradients"] == 3 * sum(RAGGED)  # P for every point
+
+
+def test_one_center_is_least_squares_of_all_points() -> None:
+    pairs = regression_clients()
+    run = fitted(fs.FedRoute(S=1), pairs, 1)
+    x, y = (torch.cat(parts).numpy() for parts in zip(*pairs, strict=True))
+    assert run.state["centers"][0].numpy() == pytest.approx(np.linalg.lstsq(x, y)[0], abs=1e-9)
+
+
+def test_a_center_without_points_stays() -> None:
+    pairs = [(torch.tensor([[1.0], [2.0]]).double(), torch.tensor([1e3, 2e3]).double())]
+    far = torch.tensor([[1e3], [-7.0]]).double()
+    simulation, state = at(fs.FedRoute(S=2, first="xavier"), pairs, fs.models.linear(), centers=far)
+    with torch.no_grad():
+        state, _ = simulation.round(state | {"s2": torch.tensor(1e-9).double()}, 0)
+    assert state["centers"].flatten().tolist() == pytest.approx([1e3, -7.0])
+
+
+@pytest.mark.parametrize("S", [2, 4])
+def test_sources_are_found_to_the_noise(S: int) -> None:
+    fed = fs.datasets.synthetic(partition="random", S=S, clients=40, seed=1, test_points=500)
+    run = fs.fit(fs.FedRoute(S=S, K=30), fed, fs.models.linear(), rounds=25, seed=1)
+    scores = run.scores()
+    assert scores.oracle is not None
+    assert scores.recovery is not None
+    ratio = np.min(scores.centers or [], axis=0) / np.array(scores.oracle)
+    assert ratio.max() < 1.1
+    assert scores.recovery < 0.03
+
+
+# --- doubt ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("course", "joined"),
+    [
+        ([0.9, 0.9, 0.9], False),  # too early
+        ([0.9, 0.9, 0.9, 0.8], True),  # does not fall
+        ([0.9, 0.8, 0.75, 0.71], False),  # falls by a fifth in three rounds
+        ([0.9, 0.6, 0.45, 0.38, 0.38, 0.38, 0.38, 0.38], False),  # was low enough
+        ([0.9, 0.6, 0.5, 0.45, 0.44], False),
+        ([0.9, 0.6, 0.5, 0.45, 0.45, 0.45, 0.44], True),
+    ],
+)
+def test_routing_is_given_up_when_doubt_stays(course: list[float], joined: bool) -> None:
+    kept, c = torch.zeros(2, 3), torch.ones(2, 3)
+    state = {"centers": c, "kept": kept, "course": torch.tensor(course), "joined": torch.tensor(False)}
+    found = fs.FedRoute(S=2).judged(state)
+    assert bool(found["joined"]) == joined
+    assert torch.equal(found["centers"], kept if joined else c)
+
+
+def conflicting(conflict: bool) -> fs.Federation:
+    """Two ways of labelling the same points, 30:70 at every client, or one way."""
+    rng = np.random.default_rng(0)
+    theta, pairs = rng.standard_normal((5, 4)), []
+    for k in range(20):
+        x = rng.standard_normal((60, 5))
+        y = (x @ theta).argmax(1)
+        other = rng.random(60) < (0.3 if k % 2 else 0.7)
+        pairs.append((x, np.where(other & conflict, 3 - y, y)))
+    return fs.Federation.from_clients(pairs, held_out=0.0, classes=4)
+
+
+def test_labels_that_conflict_are_taken_apart_and_others_are_not() -> None:
+    rng = np.random.default_rng(0)
+    theta, x = rng.standard_normal((5, 4)), np.random.default_rng(1).standard_normal((500, 5))
+    y = torch.from_numpy((x @ theta).argmax(1))
+    local = fs.SGD(lr=0.2, epochs=3, batch=10)
+    algorithm = fs.FedRoute(S=2, warm=3, hard=4)
+    run, alike = (
+        fs.fit(algorithm, conflicting(conflict), fs.models.linear(), rounds=30, local=local)
+        for conflict in (True, False)
+    )
+    hits = [
+        [float((run.predict(x, center=s).argmax(1) == label).double().mean()) for label in (y, 3 - y)] for s in (0, 1)
+    ]
+    assert np.max(hits, axis=0).min() > 0.9
+    assert not bool(run.state["joined"])
+    assert bool(alike.state["joined"])
+    assert [record["phase"] for record in alike.history][-1] == "hard"
+    hits = [float((alike.predict(x, center=s).argmax(1) == y).double().mean()) for s in (0, 1)]
+    assert min(hits) > 0.9
+
+
+# --- other settings ---------------------------------------------------------------------------------------------------
+
+
+def test_a_center_that_nobody_uses_is_replaced_when_asked() -> None:
+    pairs = [(x, y if k % 2 else 3 - y) for k, (x, y) in enumerate(class_clients())]  # one way of labelling
+    good = fitted(fs.FedRoute(S=1), pairs, 20, SOFTMAX).state["centers"][0]
+    useless = torch.stack([good, -50 * good])
+    ends = {}
+    for reseed in (False, True):
+        algorithm = fs.FedRoute(S=2, first="xavier", hard=0, doubt=1.0, reseed=reseed)
+        simulation, state = at(algorithm, pairs, SOFTMAX, centers=useless)
+        with torch.no_grad():
+            state, _ = simulation.round(state, 0)
+        ends[reseed] = state["centers"][1], simulation.memory["open"].tolist()
+    assert ends[False][1] == [False] * 8
+    assert ends[True][1] == [True] * 8
+    assert float((ends[True][0] - good).norm()) < 0.2 * float((ends[False][0] - good).norm())
+
+
+def test_predictions_are_mixtures_or_the_main_center() -> None:
+    pairs = class_clients()
+    run, main = (
+        fitted(fs.FedRoute(S=2, first="xavier", hard=0, predict_with=how), pairs, 2, SOFTMAX)
+        for how in ("mixture", "largest")
+    )
+    x, u = pairs[1][0], run.simulation.memory["u"][1]
+    expected = sum(u[s] * run.predict(x, center=s) for s in range(2))
+    assert torch.allclose(run.predict(x, client=1), torch.as_tensor(expected), atol=1e-12)
+    assert torch.allclose(main.predict(x, client=1), run.predict(x, center=int(u.argmax())), atol=1e-12)
+
+
+def test_parts_of_a_client_are_solved_as_clients_of_their_own() -> None:
+    pairs = class_clients()
+    simulation = prepare(fs.FedAvg(), federation(pairs), SOFTMAX, seed=0, local=SGD, dtype="float64")
+    site = simulation._site(simulation.data, simulation.everyone)
+    w = torch.stack([simulation.model.draw(generator(0, s)) for s in range(3)]).double().expand(8, 3, -1)
+    part = torch.arange(len(site.data.points)) % 2  # nothing for the third
+    solved = site.solve_parts(w, part)
+    assert torch.equal(solved[:, 2], w[:, 2])
+    for k, (x, y) in enumerate(pairs):
+        for s in range(2):
+            mine = part[site.data.owners == k] == s
+            one = fs.Federation.from_clients([(x[mine], y[mine])], names=[str(k)], held_out=0.0, classes=4)
+            alone = replace(site, data=one.train.to("cpu", torch.float64), names=[str(k)], work=site.work.none(1))
+            assert torch.allclose(solved[k, s], alone.solve(w[k, s : s + 1])[0][0], atol=1e-12)
+    assert site.work.gradients.tolist() == [SGD.epochs * n for n in RAGGED]
+
+
+@pytest.mark.parametrize("setting", [{"S": 0}, {"eps": 1.0}, {"first": "cold"}, {"doubt": 2.0}, {"trial": 0}])
+def test_settings_out_of_range_are_refused_by_name(setting: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=rf"FedRoute\.{next(iter(setting))} = "):
+        fs.FedRoute(**setting)
+
+
+def test_more_participants_than_clients_are_refused() -> None:
+    with pytest.raises(InputError, match=r"FedRoute\.K = 9 .*at most 8"):
+        fitted(fs.FedRoute(K=9), regression_clients(), 1)
