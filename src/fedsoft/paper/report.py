@@ -82,9 +82,10 @@ def verdicts(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Table:
             Cell(found.ruling.word if found.ruling else "-"), Cell(_values(item, case, found)), Cell(_claims(found)),
             Cell(_time(item, case)),
         ))  # fmt: skip
-    heads = ("item", "scale", "verdict", "published values within our range", "claims that hold",
-             "the paper's scale here, 2 processes")  # fmt: skip
-    notes = ("Times are estimated from step times that were measured on the machine that made this page.",)
+    heads = ("item", "scale", "verdict", "values in range", "claims that hold",
+             "paper scale takes")  # fmt: skip
+    notes = ("Values in range: published values within ours. What the paper's scale takes is estimated from step times that "
+             "were measured on the machine that made this page, for two processes.",)  # fmt: skip
     return Table("summary-table", "Verdicts", tuple(Column(h, numeric=False, wrap=h == "item") for h in heads),
                  tuple(rows), notes)  # fmt: skip
 
