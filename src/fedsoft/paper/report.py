@@ -84,8 +84,10 @@ def verdicts(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Table:
         ))  # fmt: skip
     heads = ("item", "scale", "verdict", "values in range", "claims that hold",
              "paper scale takes")  # fmt: skip
-    notes = ("Values in range: published values within ours. What the paper's scale takes is estimated from step times that "
-             "were measured on the machine that made this page, for two processes.",)  # fmt: skip
+    notes = (
+        "Values in range: published values within ours. What the paper's scale takes is estimated from step times that "
+        "were measured on the machine that made this page, for two processes.",
+    )
     return Table("summary-table", "Verdicts", tuple(Column(h, numeric=False, wrap=h == "item") for h in heads),
                  tuple(rows), notes)  # fmt: skip
 
