@@ -71,7 +71,7 @@ def models(reply: Reply, size: int) -> list[str]:
 def reference(w: Tensor, sent: Reply) -> Tensor:
     """What a model is an update of: the nearest center that was sent, center by center where there is one for each."""
     centers = sent.get("centers")
-    if centers is None or centers.shape[-1] != w.shape[-1]:
+    if centers is None or centers.shape[-1] != w.shape[-1] or w.ndim not in (2, 3):
         return torch.zeros_like(w)
     if w.ndim == 3:
         return centers.expand_as(w) if centers.ndim == 2 and len(centers) == w.shape[1] else torch.zeros_like(w)
