@@ -284,8 +284,11 @@ def test_the_command_line_joins_a_cluster_and_stops_when_asked(tmp_path: Path) -
             "clients=20", "--set", "K=10", "--engine", "ray", "--address", address, "--workers", "1", "--out",
             str(tmp_path),
         ]  # fmt: skip
+        ours = os.environ | {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
+        }  # for Ray: stay on loopback, where the cluster is
         process = subprocess.Popen([*command, "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+                                   stdout=subprocess.PIPE, start_new_session=True, env=ours)  # fmt: skip
         try:
             while not [path for path in tmp_path.glob("*/state.safetensors") if path.stat().st_size]:
                 assert process.poll() is None, process.communicate()
@@ -297,6 +300,6 @@ def test_the_command_line_joins_a_cluster_and_stops_when_asked(tmp_path: Path) -
             process.kill()
         assert process.returncode == 130, told
         assert "stopped and saved after round" in told
-        done = subprocess.run([*command, "--rounds", "2"], text=True, capture_output=True, timeout=600)
+        done = subprocess.run([*command, "--rounds", "2"], text=True, capture_output=True, timeout=600, env=ours)
         assert done.returncode == 0, done.stderr
         assert "Cost: 2 rounds" in done.stdout
