@@ -284,9 +284,7 @@ def test_the_command_line_joins_a_cluster_and_stops_when_asked(tmp_path: Path) -
             "clients=20", "--set", "K=10", "--engine", "ray", "--address", address, "--workers", "1", "--out",
             str(tmp_path),
         ]  # fmt: skip
-        ours = os.environ | {
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-        }  # for Ray: stay on loopback, where the cluster is
+        ours = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray: stay on loopback
         process = subprocess.Popen([*command, "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
                                    stdout=subprocess.PIPE, start_new_session=True, env=ours)  # fmt: skip
         try:
