@@ -382,9 +382,7 @@ def _start(workers: int) -> None:
     """A Ray of our own. It waits 15 seconds for its own processes, which is too short on a busy machine: try again."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what this process would do itself
     until = time.monotonic() + PATIENCE
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's only way to stay on loopback; its default on systems but Linux
-    try:
+    with _loopback():
         while not ray.is_initialized():
             try:
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **QUIET)
@@ -392,6 +390,15 @@ def _start(workers: int) -> None:
                 _end_halves(error)
                 if time.monotonic() > until:
                     raise FedsoftError(f"Ray could not be started here: {_last_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Ray's only way to stay on loopback; its default on systems but Linux."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
@@ -409,13 +416,25 @@ def _join(address: str) -> None:
         if address != "auto":
             if not host or "/" in host or not port.isdecimal():
                 raise ValueError("it is no address")
-            socket.create_connection((host, int(port)), timeout=KNOCK).close()  # Ray itself would try for a minute
-        ray.init(address=address, **QUIET)
+            socket.create_connection((host, int(port)), timeout=KNOCK).close()  # Ray itself would try for minutes
+        with (
+            _loopback() if host in ("127.0.0.1", "localhost") and not _reached(int(port)) else contextlib.nullcontext()
+        ):
+            ray.init(address=address, **QUIET)
     except (OSError, OverflowError, ValueError, RuntimeError, exceptions.RayError) as error:
         raise InputError(
             f"address = '{address}' is not allowed: there is no Ray cluster to join ({_last_line(error)}); should be "
             "HOST:PORT of its head, or auto, on a machine that belongs to it"
         ) from None
+
+
+def _reached(port: int) -> bool:
+    """Whether the port can be reached by the name of this machine, which is what Ray makes of a loopback address."""
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), port), timeout=KNOCK).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
