@@ -181,7 +181,8 @@ def test_networks_cannot_be_unmixed() -> None:
 def test_soft_and_unmixed_from_the_corners_reaches_the_noise_floor() -> None:
     fed = fs.datasets.synthetic(partition="linear", clients=40, seed=0)
     errors = {}
-    for settings in ({}, {"weights": "soft", "aggregate": "unmix", "first": "simplex"}):
+    options: list[dict[str, Any]] = [{}, {"weights": "soft", "aggregate": "unmix", "first": "simplex"}]
+    for settings in options:
         run = fs.fit(fs.FedSoft(S=2, **settings), fed, fs.models.linear(), rounds=12, local=fs.Exact())
         scores = run.scores()
         errors[len(settings)] = max(np.min(scores.centers or [], axis=0))
