@@ -117,20 +117,19 @@ class FedSoft(Starts):
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Algorithm 1, lines 2 to 18."""
-        if (age := age_of(state, t)) < 0:
+        if (t := age_of(state, t)) < 0:  # rounds of a start other than `xavier`
             return start(state, ask, self.K)
         c, u = state["centers"], state["u"]
-        if age % self.tau == 0:
+        if t % self.tau == 0:
             u = ask("estimate", ask.everyone, centers=c).update("u", u)
         v = aggregation_weights(u, ask.sizes)
         sel = v if self.K == "all" else select(v, self.K, ask.generators("select"), replacement=self.replacement)
         union = ids_of(sel.sum(0))
         answer = ask("train", union, centers=c)
-        c = (
-            average(answer["w"], sel[:, answer.ids], old=c)
-            if self.aggregate == "mean"
-            else self.unmixed(ask, answer, u, c)
-        )
+        if self.aggregate == "unmix":
+            c = self.unmixed(ask, answer, u, c)
+        else:
+            c = average(answer["w"], sel[:, answer.ids], old=c)
         return {"centers": c, "u": u} | older(state), {"selected": len(union), "answered": len(answer.ids)}
 
     def unmixed(self, ask: Ask, answer: Answer, u: Tensor, c: Tensor) -> Tensor:
