@@ -18,7 +18,7 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "algorithms",
-    "host", "simulate", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
+    "host", "simulate", "engines", "scores", "training", "spec", "store", "runs", "farm", "compare", "tuning", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 
@@ -79,6 +79,8 @@ def test_only_reports_draw_and_nobody_pickles() -> None:
         assert not names & {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}, path
         if "reports" not in path.parts:
             assert not names & {"matplotlib", "jinja2", "markupsafe"}, path
+        if path != ROOT / "engines" / "ray.py":
+            assert "ray" not in names, path
 
 
 def test_only_seeds_makes_generators() -> None:

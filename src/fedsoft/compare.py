@@ -117,6 +117,7 @@ class Comparison:
 def compare(
     base: RunSpec, algorithms: str, seeds: Sequence[int], out: Path, *, budget: Budget, jobs: int, device: str,
     on_progress: Callable[[Progress], object], workers: int | None = None, memory: int | str | None = None,
+    engine: str = "local", address: str | None = None,
 ) -> Comparison | None:  # fmt: skip
     """Run everything that is not saved already; None when it was asked to stop (what is done is saved).
 
@@ -126,7 +127,8 @@ def compare(
     check_workers(workers)
     wanted = entries(base, algorithms, seeds)
     first, jobs = wanted[0].label, min(jobs, len(wanted))
-    farm = Farm(out, jobs, share=even_share(jobs, device, workers, memory), on_progress=on_progress)
+    share = even_share(jobs, device, workers, memory, engine=engine, address=address)
+    farm = Farm(out, jobs, share=share, on_progress=on_progress)
     heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
     done = _run(farm, heads, more=len(wanted) - len(heads))
     if done is not None and budget != "rounds":

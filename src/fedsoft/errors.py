@@ -18,6 +18,10 @@ class StoreError(FedsoftError, OSError):
     """A run folder that cannot be read or written."""
 
 
+class WorkerLost(FedsoftError):
+    """A place where clients were is gone, with what they kept there. See `simulate.Engine.mend`."""
+
+
 class DivergedError(FedsoftError, ArithmeticError):
     """A client answered with numbers that are not finite."""
 

@@ -138,9 +138,16 @@ def processes(jobs: int) -> int:
     return jobs or cores()
 
 
-def even_share(jobs: int, device: str, workers: int | None = None, memory: int | str | None = None) -> dict[str, Any]:
+def even_share(
+    jobs: int, device: str, workers: int | None = None, memory: int | str | None = None, *, engine: str = "local",
+    address: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What each of so many processes gets of the machine; `workers` is for each of them, `memory` for all."""
-    return {"device": device, "workers": workers or max(1, cores() // jobs), "memory": memory_size(memory) // jobs}
+    workers = workers or (max(1, cores() // jobs) if address is None else None)
+    return {
+        "device": device, "workers": workers, "memory": memory_size(memory) // jobs, "engine": engine,
+        "address": address,
+    }  # fmt: skip
 
 
 def folders(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[RunFolder]:

@@ -35,7 +35,7 @@ class Progress:
 
     def update(self, record: dict[str, Any]) -> None:
         """A round was played."""
-        self.done += 1
+        self.done = record["round"] + 1
         self.errors = _errors(record) or self.errors  # not every round is scored
         self.bar.update(self.task, completed=self.done, errors=self.errors)
         if not self.console.is_terminal and time.monotonic() - self.last >= LOG_EVERY:

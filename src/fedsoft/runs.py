@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from fedsoft import plugins
-from fedsoft.errors import StoreError
+from fedsoft.engines import Factory
+from fedsoft.engines import find as find_engine
+from fedsoft.errors import StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.simulate import Engine
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
-from fedsoft.training import Limit, Record, Run, closing_work, play, prepare
+from fedsoft.training import Limit, Mending, Record, Run, closing_work, play, prepare
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
@@ -37,6 +39,8 @@ class Stage:
     chunk: int | None = None
     workers: int | None = None  # threads; one for each core unless told
     memory: int | str | None = None  # for client memory and replies, such as 4G; half of what is available unless told
+    engine: str | Factory = "local"  # where clients are, see `fedsoft.engines`
+    address: str | None = None  # of the engine's cluster, for those that have one
     on_round: Callable[[Record], object] | None = None
     told_to_stop: Callable[[], bool] = bool  # asked after every round, besides Ctrl-C and SIGTERM
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
@@ -59,7 +63,7 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
         plugins.build("models", spec.model.name, spec.model.settings),
         local=plugins.build("solvers", spec.local.name, spec.local.settings),
         seed=spec.seed, device=stage.device, dtype=spec.dtype, chunk=stage.chunk, drop=spec.dropout,
-        workers=stage.workers, memory=stage.memory,
+        workers=stage.workers, memory=stage.memory, engine=find_engine(stage.engine, stage.address),
     )  # fmt: skip
     return federation, simulation
 
@@ -77,8 +81,9 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     if path.exists():
         return carry_on(RunFolder.open(path), stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
-    folder = RunFolder.create(path, spec, federation.fingerprint)
-    return _carry(folder, spec, federation, simulation, stage)
+    with contextlib.closing(simulation):
+        folder = RunFolder.create(path, spec, federation.fingerprint)
+        return _carry(folder, spec, federation, simulation, stage)
 
 
 def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
@@ -86,11 +91,11 @@ def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
     spec = folder.spec()
     if folder.scores() is not None and not reads_files(spec):
         return folder, True
-    federation, simulation = build(spec, stage)
-    check_data(folder, federation)
-    if folder.scores() is not None:
-        return folder, True
-    return _carry(folder, spec, federation, simulation, stage)
+    over = folder.scores() is not None
+    federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
+    with contextlib.closing(simulation):
+        check_data(folder, federation)
+        return (folder, True) if over else _carry(folder, spec, federation, simulation, stage)
 
 
 def reads_files(spec: RunSpec) -> bool:
@@ -136,37 +141,51 @@ def _restore(folder: RunFolder, simulation: Engine) -> tuple[dict[str, torch.Ten
 def _carry(
     folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Engine, stage: Stage
 ) -> tuple[RunFolder, bool]:
+    """Play what is left. When a worker is lost, from the last saved state once more, to the same bits."""
     simulation.use_folder(folder.path)
+    mending = Mending(simulation)
+    asked = threading.Event()
     with folder.lock():
-        state, done = _restore(folder, simulation)
-        run = Run(federation, simulation, state, folder.cut(done))
-        saved = run.rounds if run.rounds else -1  # even a run of no rounds saves its first values
-        pace = _Pace()
+        while True:
+            try:
+                return folder, _play(folder, spec, federation, simulation, stage, asked)
+            except WorkerLost as lost:
+                mending.after(lost, len(folder.records()))
 
-        def save() -> None:
-            nonlocal saved
-            with pace.timed():
-                folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
-            saved = run.rounds
 
-        history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
-        with _stop_when_asked(stage.signals) as asked:
-            for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
-                folder.append(record)
-                run.history.append(record)
-                if pace.due():
-                    save()
-                if stage.on_round is not None:
-                    stage.on_round(record)
-                if asked.is_set() or stage.told_to_stop():
-                    asked.set()
-                    break
-            if saved < run.rounds:
+def _play(
+    folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Engine, stage: Stage, asked: threading.Event
+) -> bool:
+    """From the last saved state to the end, True, or until asked to stop."""
+    state, done = _restore(folder, simulation)
+    run = Run(federation, simulation, state, folder.cut(done))
+    saved = run.rounds if run.rounds else -1  # even a run of no rounds saves its first values
+    pace = _Pace()
+
+    def save() -> None:
+        nonlocal saved
+        with pace.timed():
+            folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
+        saved = run.rounds
+
+    history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
+    with _stop_when_asked(asked, stage.signals):
+        for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
+            folder.append(record)
+            run.history.append(record)
+            if pace.due():
                 save()
-        if asked.is_set() and limit.fits(run.history, closing=closing_work(simulation)) and not run.is_over:
-            return folder, False
-        folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
-    return folder, True
+            if stage.on_round is not None:
+                stage.on_round(record)
+            if asked.is_set() or stage.told_to_stop():
+                asked.set()
+                break
+        if saved < run.rounds:
+            save()
+    if asked.is_set() and limit.fits(run.history, closing=closing_work(simulation)) and not run.is_over:
+        return False
+    folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
+    return True
 
 
 class _Pace:
@@ -187,11 +206,10 @@ class _Pace:
 
 
 @contextlib.contextmanager
-def _stop_when_asked(signals: bool) -> Iterator[threading.Event]:
+def _stop_when_asked(asked: threading.Event, signals: bool) -> Iterator[None]:
     """Ctrl-C or SIGTERM asks to stop after the current round; a second one stops at once, with the last saved state."""
-    asked = threading.Event()
     if not signals or threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -201,7 +219,7 @@ def _stop_when_asked(signals: bool) -> Iterator[threading.Event]:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

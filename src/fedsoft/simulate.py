@@ -105,6 +105,12 @@ class Engine(abc.ABC):
     def use_folder(self, folder: Path) -> None:
         """Keep there what does not fit into memory, and what belongs to the run beside its saved state."""
 
+    def mend(self) -> None:  # noqa: B027 (in this process nothing is lost, and nothing is to be closed)
+        """After `WorkerLost`: bring back the places that are gone. All clients then need `start` or `restore`."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of other processes and machines; nothing can be asked afterwards."""
+
     @abc.abstractmethod
     def enrol(self) -> None:
         """Give everybody a first memory."""

@@ -12,11 +12,14 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from fedsoft.batches import Problem
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, State
-from fedsoft.errors import DivergedError, InputError
+from fedsoft.engines import Factory
+from fedsoft.engines import find as find_engine
+from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.local import Solver
 from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
@@ -29,6 +32,8 @@ from fedsoft.threads import one_thread
 
 Record = dict[str, Any]
 """What is logged about one round."""
+
+E = TypeVar("E", bound=Engine, default=Simulation)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -138,14 +143,15 @@ def prepare(
     algorithm: Algorithm, federation: Federation, model: Builder | Model | nn.Module, *, seed: int,
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
     drop: float = 0.0, backend: str = "auto", workers: int | None = None, memory: int | str | None = None,
-) -> Simulation:  # fmt: skip
-    """Everything in place for the first round."""
+    engine: Callable[..., E] = Simulation,
+) -> E:  # fmt: skip
+    """Everything in place for the first round. `engine` is a `Factory`, see `fedsoft.engines`."""
     if dtype not in DTYPES:
         raise InputError(f"dtype = '{dtype}' is not allowed: should be 'float32' or 'float64'")
     check_device(device)
     solver, built = local or Adam(), as_model(model, federation).by(_backend(backend, device))
     _try_out(solver, built, federation)
-    return Simulation(
+    return engine(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
         workers=workers, memory=memory,
@@ -204,6 +210,7 @@ class Limit:
 
 
 WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
+PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
 
 
@@ -260,6 +267,8 @@ def fit(
     score_every: int = 1,
     workers: int | None = None,
     memory: int | str | None = None,
+    engine: str | Factory = "local",
+    address: str | None = None,
     on_round: Callable[[Record], object] | None = None,
 ) -> Run:
     """Train, and return the run.
@@ -281,6 +290,9 @@ def fit(
         workers: how many threads train clients at once; one for each core unless told. Results do not depend on it.
         memory: how much RAM the clients' memory and replies may take, such as "4G"; half of what is available unless
             told. What does not fit is kept on disk. Results do not depend on it.
+        engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or what makes one,
+            see `fedsoft.engines`. Draws do not depend on it.
+        address: of the cluster, for engines that have one.
         on_round: called with the record of every round.
     """
     for name, value, least in (("rounds", rounds, 0), ("score_every", score_every, 1)):
@@ -294,14 +306,36 @@ def fit(
         raise InputError(f"local = {local!r} is not allowed: should be one with its settings, such as Adam(lr=0.01)")
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
-        backend=backend,
-        workers=workers, memory=memory,
+        backend=backend, workers=workers, memory=memory, engine=find_engine(engine, address),
     )  # fmt: skip
-    with torch.no_grad(), one_thread():
-        state = simulation.start()
-    run = Run(federation, simulation, state, [])
-    for run.state, record in play(simulation, federation, state, [], Limit(rounds), score_every):
-        run.history.append(record)
-        if on_round is not None:
-            on_round(record)
-    return run
+    told = 0
+    mending = Mending(simulation)
+    while True:
+        try:
+            with torch.no_grad(), one_thread():
+                state = simulation.start()
+            run = Run(federation, simulation, state, [])
+            for run.state, record in play(simulation, federation, state, [], Limit(rounds), score_every):
+                run.history.append(record)
+                if on_round is not None and run.rounds > told:  # played again after a loss, it is the same
+                    on_round(record)
+                told = max(told, run.rounds)
+            return run
+        except WorkerLost as lost:
+            mending.after(lost, told)
+
+
+class Mending:
+    """Brings back workers that are lost, but not for ever when they are lost again and again."""
+
+    def __init__(self, simulation: Engine) -> None:
+        self.simulation, self.reached, self.losses = simulation, 0, 0
+
+    def after(self, lost: WorkerLost, rounds: int) -> None:
+        """Bring back what is lost; `rounds` is how far the run had come."""
+        self.losses = 1 if rounds > self.reached else self.losses + 1
+        self.reached = max(self.reached, rounds)
+        if self.losses > PATIENCE:
+            raise FedsoftError(f"{lost}; it was brought back {PATIENCE} times and lost again in the same round "
+                               "(out of memory?)") from None  # fmt: skip
+        self.simulation.mend()

@@ -53,6 +53,11 @@ MemoryOption = Annotated[
         help="RAM for what clients keep and answer, such as 4G; the rest goes to disk. Half of free RAM unless told.",
     ),
 ]
+EngineOption = Annotated[str, typer.Option("--engine", help="Where clients are: local (this process), ray or flower.")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="A cluster that is there; one is started here unless told."),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
 ]

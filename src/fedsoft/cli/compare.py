@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from fedsoft.cli.common import (
+    AddressOption,
     DeviceOption,
+    EngineOption,
     FastOption,
     JsonOption,
     MemoryOption,
@@ -49,6 +51,8 @@ def compare(
     ] = None,
     memory: MemoryOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -74,6 +78,8 @@ def compare(
             device=device,
             workers=workers,
             memory=memory,
+            engine=engine,
+            address=address,
             on_progress=progress.update,
         )
     if found is None:

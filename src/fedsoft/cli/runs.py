@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsoft.cli.common import (
+    AddressOption,
     DeviceOption,
+    EngineOption,
     FastOption,
     JsonOption,
     MemoryOption,
@@ -43,6 +45,8 @@ def run(
     workers: WorkersOption = None,
     memory: MemoryOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     out_dir: OutOption = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
     json_: JsonOption = False,
@@ -56,7 +60,7 @@ def run(
     base = specs.read(source, changes(set_, rounds), fast=fast)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     wanted = [base.with_seed(number) for number in chosen]
-    share = {"device": device, "workers": workers, "memory": memory}
+    share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
     folders = [_carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
     _show(folders, json_)
 
@@ -64,13 +68,14 @@ def run(
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
 def resume(
     name: RunArgument, workers: WorkersOption = None, memory: MemoryOption = None, device: DeviceOption = "cpu",
+    engine: EngineOption = "local", address: AddressOption = None,
     out_dir: OutOption = Path("runs"), json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take up a run that was stopped. It ends in the same bits as if it had not been."""
     from fedsoft.store import find_run
 
     folder = find_run(out_dir, name)
-    share = {"device": device, "workers": workers, "memory": memory}
+    share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
     _show([_carry_out(folder.spec(), folder.path, share)], json_)
 
 

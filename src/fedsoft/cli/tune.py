@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedsoft.cli.common import (
+    AddressOption,
     DeviceOption,
+    EngineOption,
     FastOption,
     JsonOption,
     MemoryOption,
@@ -42,6 +44,8 @@ def tune(
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")] = 0,
     memory: MemoryOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -65,7 +69,7 @@ def tune(
             out_dir,
             grid=grid,
             jobs=processes(jobs),
-            share=even_share(processes(jobs), device, None, memory),
+            share=even_share(processes(jobs), device, None, memory, engine=engine, address=address),
             on_progress=progress.update,
         )
     if found is None:

@@ -1,0 +1,53 @@
+"""Engines by name: who carries the questions of an algorithm to its clients.
+
+`local` has all clients in this process. Any other is a module or package `fedsoft.engines.<name>` with a function
+`engine(address)` that gives a `Factory`; it is imported when it is asked for, because what it stands on is an extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+import torch
+
+from fedsoft.contract import Algorithm
+from fedsoft.errors import InputError, unknown
+from fedsoft.federation import Federation
+from fedsoft.local import Solver
+from fedsoft.model import Model
+from fedsoft.simulate import Absent, Engine, Simulation
+
+NEEDS = {"local": None, "ray": "ray", "flower": "flwr"}
+"""Every engine with the package that it stands on."""
+
+
+class Factory(Protocol):
+    """Makes an engine. For arguments see `simulate.Engine` and `host.Room`."""
+
+    def __call__(
+        self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
+        seed: int, chunk: int | None, device: str, dtype: torch.dtype, absent: Absent | None,
+        workers: int | None, memory: int | str | None,
+    ) -> Engine:  # fmt: skip
+        """The engine, with everything in place for the first round."""
+        ...
+
+
+def find(engine: str | Factory = "local", address: str | None = None) -> Factory:
+    """The engine of that name, at that address where it has one; a factory is one already."""
+    if engine == "local" or not isinstance(engine, str):
+        if address is not None:
+            told = "engine 'local'" if engine == "local" else "an engine of your own"
+            raise InputError(f"address = '{address}' is not allowed: {told} takes none")
+        return Simulation if isinstance(engine, str) else engine
+    if engine not in NEEDS:
+        raise unknown("engine", engine, NEEDS)
+    try:
+        return importlib.import_module(f"fedsoft.engines.{engine}").engine(address)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != NEEDS[engine]:
+            raise
+        raise InputError(
+            f"engine '{engine}' needs a package that is not installed: pip install \"fedsoft[{engine}]\""
+        ) from None
