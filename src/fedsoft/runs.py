@@ -46,8 +46,8 @@ class Stage:
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
 
 
-def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
-    """The federation and the engine that a spec describes."""
+def federation_of(spec: RunSpec) -> Federation:
+    """The federation that a spec describes."""
     extra: dict[str, Any] = {}
     dataset = plugins.find("datasets", spec.dataset.name)
     if "seed" in plugins.parameters(dataset):
@@ -55,8 +55,12 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     if spec.partition is not None:
         extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
     federation: Federation = dataset(**spec.dataset.settings, **extra)
-    if spec.source is not None:
-        federation = federation.only(spec.source)
+    return federation if spec.source is None else federation.only(spec.source)
+
+
+def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
+    """The federation and the engine that a spec describes."""
+    federation = federation_of(spec)
     simulation = prepare(
         plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings),
         federation,
@@ -173,7 +177,7 @@ def _play(
         for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
             folder.append(record)
             run.history.append(record)
-            if pace.due():
+            if simulation.saves_every_round or pace.due():
                 save()
             if stage.on_round is not None:
                 stage.on_round(record)

@@ -7,16 +7,18 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from fedsoft.contract import Algorithm
 from fedsoft.errors import InputError, unknown
-from fedsoft.federation import Federation
-from fedsoft.local import Solver
-from fedsoft.model import Model
-from fedsoft.simulate import Absent, Engine, Simulation
+
+if TYPE_CHECKING:  # what stands below here may have no time to wait for torch
+    import torch
+
+    from fedsoft.contract import Algorithm
+    from fedsoft.federation import Federation
+    from fedsoft.local import Solver
+    from fedsoft.model import Model
+    from fedsoft.simulate import Absent, Engine
 
 NEEDS = {"local": None, "ray": "ray", "flower": "flwr"}
 """Every engine with the package that it stands on."""
@@ -40,7 +42,11 @@ def find(engine: str | Factory = "local", address: str | None = None) -> Factory
         if address is not None:
             told = "engine 'local'" if engine == "local" else "an engine of your own"
             raise InputError(f"address = '{address}' is not allowed: {told} takes none")
-        return Simulation if isinstance(engine, str) else engine
+        if not isinstance(engine, str):
+            return engine
+        from fedsoft.simulate import Simulation
+
+        return Simulation
     if engine not in NEEDS:
         raise unknown("engine", engine, NEEDS)
     try:

@@ -39,7 +39,6 @@ from fedsoft.store import RunFolder
 from fedsoft.tensorfile import Blocks
 from fedsoft.vault import Budget, ClientRows, Vault
 
-
 WHICH = ("train", "held_out")
 TRIES = 3  # before a node that does not say who it is is left alone
 
@@ -443,5 +442,3 @@ class FlowerEngine(Engine):
                 file.write(json.dumps(entry).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-
-

@@ -6,8 +6,12 @@ resident worker through this.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+from pathlib import Path
+
+from fedsoft.errors import InputError
 
 LENGTHS = struct.Struct("<4sIQ")  # a mark, the length of the head, the length of the body
 MARK = b"fsf1"
@@ -32,6 +36,26 @@ def receive(connection: socket.socket) -> tuple[str, bytes]:
     if mark != MARK or head > LONGEST_HEAD or body > LONGEST_BODY:
         raise FrameError("what came over the worker's socket is not a frame")
     return _exactly(connection, head).decode(), _exactly(connection, body)
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket that only this user may use; complains when somebody listens there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)  # left behind by one that was killed
+        else:
+            raise InputError(f"somebody listens at '{path}' already")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(16)
+    return listener
 
 
 def call(path: str, head: str, body: bytes, seconds: float) -> tuple[str, bytes]:

@@ -23,6 +23,7 @@ from pathlib import Path
 import tomli_w
 
 from fedsoft.engines.flower.keys import make_certificates, make_key
+from fedsoft.engines.flower.starter import write_shim
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.store import write_folder
 
@@ -191,10 +192,10 @@ class Loopback:
         self.wait_for(lambda: _listens(self.settings["port"]), "superlink")
 
     def start_worker(self, k: int) -> None:
-        """Start the resident worker of a node."""
+        """Start the resident worker of a node, and what starts Flower's app there."""
         folder = self.node(k)
         (folder / "worker.ready").unlink(missing_ok=True)
-        code = "import sys; from fedsoft.engines.flower.worker import main; main(*sys.argv[1:])"
+        code = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"
         self.start(f"worker-{k}", [
             sys.executable, "-c", code, str(folder / "node.toml"), str(folder / "worker.ready")
         ], folder / "worker.log")  # fmt: skip
@@ -208,17 +209,22 @@ class Loopback:
             "--root-certificates", str(self.authority), "--auth-supernode-private-key", str(self.key(k)),
             "--node-config", config, "--host", HOST, "--port", str(free_port()),
         ]  # fmt: skip
+        if worker:
+            write_shim(folder / "bin", folder / "starter.sock", command("flwr-clientapp"))
         loop = ["/bin/sh", "-c", f'while :; do "$@"; sleep {RETRY}; done', "sh", *node]
-        self.start(f"supernode-{k}", loop, folder / "supernode.log")
+        self.start(f"supernode-{k}", loop, folder / "supernode.log", first=folder / "bin" if worker else None)
 
-    def start(self, name: str, line: Sequence[str], log: Path) -> None:
-        """Start a process of its own group, unless it runs; it outlives this one."""
+    def start(self, name: str, line: Sequence[str], log: Path, first: Path | None = None) -> None:
+        """Start a process of its own group, unless it runs; it outlives this one. `first`: a folder of commands."""
         known = self.processes()
         if name in known and known[name].alive:
             return
+        environment = self.environment
+        if first is not None:
+            environment["PATH"] = os.pathsep.join([str(first), environment["PATH"]])
         with log.open("ab") as file:
             process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=self.environment,
+                line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
                 start_new_session=True, cwd=self.folder,
             )  # fmt: skip
         process.returncode = 0  # it is not waited for, and does not complain of that
@@ -266,7 +272,9 @@ class Loopback:
             timeout=PATIENCE, cwd=self.folder,
         )  # fmt: skip
         if done.returncode:
-            raise FedsoftError(f"Flower refused '{' '.join(lines[0][:2])}': {(done.stdout + done.stderr).strip()[-500:]}")
+            raise FedsoftError(
+                f"Flower refused '{' '.join(lines[0][:2])}': {(done.stdout + done.stderr).strip()[-500:]}"
+            )
         return done.stdout
 
 

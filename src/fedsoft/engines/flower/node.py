@@ -81,7 +81,9 @@ class Node:
         names = [str(name) for name in head["clients"]]
         rows = self._rows(here, names)
         try:
-            cost, replies = here.host.do(str(head["job"]), rows, asked.under("each/"), asked.under("shared/"), moment.round)
+            cost, replies = here.host.do(
+                str(head["job"]), rows, asked.under("each/"), asked.under("shared/"), moment.round
+            )
             here.at = here.memory.keep(moment, here.host.names, dict(here.host.memory), base)
         except BaseException:
             self.loaded.pop(str(head["experiment"]), None)  # what is on disk is whole, what is in memory may not be

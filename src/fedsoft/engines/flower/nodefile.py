@@ -1,17 +1,17 @@
 """A node as one TOML file: where its data is, which model it agreed to, where its memory lives.
 
-    name = "hospital-a"
-    socket = "worker.sock"          # where its worker listens; paths are relative to this file
-    memory = "memory"               # what its clients keep between rounds
+name = "hospital-a"
+socket = "worker.sock"          # where its worker listens; paths are relative to this file
+memory = "memory"               # what its clients keep between rounds
 
-    [data]
-    path = "data"                   # a folder with one file for each client, or one file
-    # loader = "mine.data:clients"  # or a function of yours
-    # clients = ["hospital-a"]      # their names in the federation; unless told those of the files
+[data]
+path = "data"                   # a folder with one file for each client, or one file
+# loader = "mine.data:clients"  # or a function of yours
+# clients = ["hospital-a"]      # their names in the federation; unless told those of the files
 
-    [model]                         # the only model that this node trains; any unless told
-    name = "mlp"
-    hidden = [32]
+[model]                         # the only model that this node trains; any unless told
+name = "mlp"
+hidden = [32]
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class NodeConfig:
         if self.data.loader is not None and ":" not in self.data.loader:
             raise InputError(f"data.loader = '{self.data.loader}' is not allowed: should be module:function")
         if len(str(self.socket)) > LONGEST_SOCKET:
-            raise InputError(f"socket = '{self.socket}' is too long: a socket's path has at most {LONGEST_SOCKET} signs")
+            raise InputError(
+                f"socket = '{self.socket}' is too long: a socket's path has at most {LONGEST_SOCKET} signs"
+            )
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from fedsoft.engines.flower import frames
 from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import FedsoftError
 
 STALLED = 60.0  # seconds without a byte after which a caller is given up
 
@@ -27,7 +27,7 @@ STALLED = 60.0  # seconds without a byte after which a caller is given up
 def serve(node: Node, ready: Path | None = None) -> NoReturn:
     """Answer until SIGTERM or Ctrl-C. The file `ready` appears when questions may come."""
     path = node.config.socket
-    listener = listen(path)
+    listener = frames.listen(path)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)
@@ -44,26 +44,6 @@ def serve(node: Node, ready: Path | None = None) -> NoReturn:
     finally:
         listener.close()
         path.unlink(missing_ok=True)
-
-
-def listen(path: Path) -> socket.socket:
-    """A socket that only this user may use; complains when a worker is there already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)  # left behind by one that was killed
-        else:
-            raise InputError(f"a worker is at work at '{path}' already")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(16)
-    return listener
 
 
 def answer_one(node: Node, connection: socket.socket) -> None:
