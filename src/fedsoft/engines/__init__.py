@@ -2,12 +2,15 @@
 
 `local` has all clients in this process. Any other is a module or package `fedsoft.engines.<name>` with a function
 `engine(address)` that gives a `Factory`; it is imported when it is asked for, because what it stands on is an extra.
+One with a function `carry_out(spec, path, stage)` has whole runs carried out by another process, see `runs.execute`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsoft.errors import InputError, unknown
 
@@ -54,6 +57,17 @@ def find(engine: str | Factory = "local", address: str | None = None) -> Factory
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != NEEDS[engine]:
             raise
-        raise InputError(
-            f"engine '{engine}' needs a package that is not installed: pip install \"fedsoft[{engine}]\""
-        ) from None
+        raise _not_installed(engine) from None
+
+
+def whole_runs(engine: str | Factory) -> Callable[..., Any] | None:
+    """What carries whole runs out for this engine, if it is one of that kind."""
+    if engine != "flower":
+        return None
+    if find_spec("flwr") is None:
+        raise _not_installed("flower")
+    return importlib.import_module("fedsoft.engines.flower").carry_out
+
+
+def _not_installed(engine: str) -> InputError:
+    return InputError(f"engine '{engine}' needs a package that is not installed: pip install \"fedsoft[{engine}]\"")

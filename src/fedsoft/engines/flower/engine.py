@@ -150,7 +150,7 @@ class FlowerEngine(Engine):
 
     @override
     def use_folder(self, folder: Path) -> None:
-        """The experiment has a name of its own, under which nodes keep memory; every start of the server is an attempt."""
+        """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
         self.folder, path = folder, folder / "federation.json"
         known = {"experiment": f"{folder.name[:80]}-{secrets.token_hex(8)}", "attempt": 0}
         if path.exists():
@@ -174,6 +174,8 @@ class FlowerEngine(Engine):
     @override
     def restore(self, memory: Blocks) -> None:
         """Nodes have their clients' memory, and go back to the beginning of the round that is asked for."""
+        if memory.forms:
+            raise InputError("this run was begun by another engine, which saved what its clients keep: use that one")
         self._assemble()
 
     @override
@@ -244,7 +246,7 @@ class FlowerEngine(Engine):
         whole = pack(body) if not rows else b""  # the same bytes for everybody, unless each has rows of its own
         for node, names in groups.items():
             part = torch.tensor([index[name] for name in names])
-            text, packed = Parcel(self._about(head) | {"clients": names}, {}).packed()
+            text, _ = Parcel(self._about(head) | {"clients": names}, {}).packed()
             letters[node] = (text, whole or pack({**body, **{name: value[part] for name, value in rows.items()}}))
             self.note("down", node, head, letters[node])
         replies, seen = [], set()
@@ -401,10 +403,10 @@ class FlowerEngine(Engine):
                 self.note("up", node, head, answer)
                 told, reply, _ = self._opened(node, answer, groups[node])
             like = (torch.float64, (len(groups[node]),))
-            if reply is not None and all((t.dtype, tuple(t.shape)) == like for t in reply.tensors.values()):
-                if reply.tensors.keys() == set(WHICH):
-                    found |= {c: {w: reply.tensors[w][k] for w in WHICH} for k, c in enumerate(groups[node])}
-                    continue
+            sent = {} if reply is None else reply.tensors
+            if sent.keys() == set(WHICH) and all((t.dtype, tuple(t.shape)) == like for t in sent.values()):
+                found |= {client: {which: sent[which][k] for which in WHICH} for k, client in enumerate(groups[node])}
+                continue
             self.say("unscored", node=node, clients=groups[node], reason=told or "its scores have a wrong form")
         return found
 

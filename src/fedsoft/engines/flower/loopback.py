@@ -7,6 +7,7 @@ were started, so that another command can end them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.resources
 import json
 import os
@@ -15,8 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +103,15 @@ class Loopback:
         """The private key of a node."""
         return self.folder / "keys" / f"node-{k}"
 
+    def socket(self, k: int) -> Path:
+        """Where the worker of a node listens: not in its folder, because paths of sockets must be short."""
+        label = hashlib.blake2b(str(self.folder.absolute()).encode(), digest_size=6).hexdigest()
+        folder = Path(tempfile.gettempdir()) / f"fedsoft-{os.getuid()}-{label}"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if folder.stat().st_uid != os.getuid():
+            raise FedsoftError(f"'{folder}' belongs to somebody else")
+        return folder / f"node-{k}"
+
     @property
     def settings(self) -> dict[str, int]:
         """The port, and the number of nodes."""
@@ -134,7 +145,7 @@ class Loopback:
 
     # --- up and down --------------------------------------------------------------------------------------------------
 
-    def prepare(self, nodes: int, clients: Sequence[str] | None = None) -> None:
+    def prepare(self, nodes: int) -> None:
         """Write certificates, keys and nodes that are not there yet. Each node holds its shard of a run's clients."""
         if nodes < 1:
             raise InputError(f"--nodes {nodes} is not allowed: should be at least 1")
@@ -146,15 +157,18 @@ class Loopback:
             if not self.key(k).exists():
                 make_key(self.key(k))
             self.node(k).mkdir(parents=True, exist_ok=True)
-            text = tomli_w.dumps({"name": f"node-{k}", "workers": 1, "data": {"shard": [k, nodes]}})
+            values = {"name": f"node-{k}", "socket": str(self.socket(k)), "workers": 1, "data": {"shard": [k, nodes]}}
             if not (self.node(k) / "node.toml").exists():
-                (self.node(k) / "node.toml").write_text(text, "utf-8")
+                (self.node(k) / "node.toml").write_text(tomli_w.dumps(values), "utf-8")
         port = self.settings["port"] if (self.folder / "federation.json").exists() else free_port()
+        self.describe(port, nodes)
+
+    def describe(self, port: int, nodes: int) -> None:
+        """Write down where the SuperLink is, for us and for Flower's own commands."""
         write_folder(self.folder, {"federation.json": (json.dumps({"port": port, "nodes": nodes}) + "\n").encode()})
-        home = {"superlink": {"default": "local", "local": {"address": self.address,
-                                                            "root-certificates": str(self.authority.absolute())}}}  # fmt: skip
-        (self.folder / "home").mkdir(exist_ok=True)
-        (self.folder / "home" / "config.toml").write_text(tomli_w.dumps(home), "utf-8")
+        connection = {"address": self.address, "root-certificates": str(self.authority.absolute())}
+        home = {"superlink": {"default": "local", "local": connection}}
+        write_folder(self.folder / "home", {"config.toml": tomli_w.dumps(home).encode()})
 
     def up(self, nodes: int, *, through: str | None = None) -> None:
         """Start what does not run. `through`: where nodes connect to, if not to the SuperLink itself."""
@@ -178,6 +192,7 @@ class Loopback:
         for process in running.values():
             process.end()
         write_folder(self.folder, {"processes.json": b"{}\n"})
+        shutil.rmtree(self.socket(0).parent, ignore_errors=True)
         return list(running)
 
     def start_superlink(self) -> None:
@@ -197,20 +212,21 @@ class Loopback:
         (folder / "worker.ready").unlink(missing_ok=True)
         code = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"
         self.start(f"worker-{k}", [
-            sys.executable, "-c", code, str(folder / "node.toml"), str(folder / "worker.ready")
+            sys.executable, "-c", code, str(folder / "node.toml"), f"{self.socket(k)}.start",
+            str(folder / "worker.ready"),
         ], folder / "worker.log")  # fmt: skip
 
     def start_supernode(self, k: int, *, through: str | None = None, worker: bool = True) -> None:
         """Start a node. It is started again when it ends, as a service would be."""
         folder = self.node(k).absolute()
-        config = f'worker="{folder / "worker.sock"}"' if worker else f'node="{folder / "node.toml"}"'
+        config = f'worker="{self.socket(k)}"' if worker else f'node="{folder / "node.toml"}"'
         node = [
             command("flower-supernode"), "--superlink", through or self.address,
             "--root-certificates", str(self.authority), "--auth-supernode-private-key", str(self.key(k)),
             "--node-config", config, "--host", HOST, "--port", str(free_port()),
         ]  # fmt: skip
         if worker:
-            write_shim(folder / "bin", folder / "starter.sock", command("flwr-clientapp"))
+            write_shim(folder / "bin", Path(f"{self.socket(k)}.start"), command("flwr-clientapp"))
         loop = ["/bin/sh", "-c", f'while :; do "$@"; sleep {RETRY}; done', "sh", *node]
         self.start(f"supernode-{k}", loop, folder / "supernode.log", first=folder / "bin" if worker else None)
 
@@ -232,9 +248,8 @@ class Loopback:
         plain = {key: {"pid": value.pid, "began": value.began} for key, value in known.items()}
         write_folder(self.folder, {"processes.json": (json.dumps(plain, indent=1) + "\n").encode()})
 
-    def wait_for(self, there: object, name: str) -> None:
+    def wait_for(self, there: Callable[[], bool], name: str) -> None:
         """Wait for an event, as long as the process that will cause it lives."""
-        assert callable(there)
         end = time.monotonic() + PATIENCE
         while not there():
             log = self.folder / "superlink.log" if name == "superlink" else self.folder / "nodes"
@@ -258,6 +273,18 @@ class Loopback:
             return int(json.loads(text[text.index("{") :])["run-id"])
         except (ValueError, KeyError):
             raise FedsoftError(f"Flower did not take the run: {text.strip()[-500:]}") from None
+
+    def stop(self, number: int) -> None:
+        """End a run; what it saved stays."""
+        self.flwr([["stop", str(number), "local"]])
+
+    def status(self, number: int) -> str:
+        """What Flower says of a run: pending, running, finished:completed, finished:failed, ..."""
+        text = self.flwr([["list", "local", "--run-id", str(number), "--format", "json"]])
+        try:
+            return str(json.loads(text[text.index("{") :])["runs"][0]["status"])
+        except (ValueError, KeyError, IndexError):
+            return "unknown"
 
     def flwr(self, lines: Sequence[Sequence[str]]) -> str:
         """Run some of Flower's commands in one process; what they print."""

@@ -1,8 +1,8 @@
 """What the clients of a node keep between rounds, on the node's own disk, for one experiment.
 
-Every ask that was answered leaves a new file, written beside its place, synced and renamed; it says which attempt of the
-run, which round and which ask it belongs to. So whatever is killed, whenever, the last whole state is there. Four files
-are kept at most: after the last ask, before it, and at the beginnings of the current and the previous round. With them
+Every ask that was answered leaves a new file, written beside its place, synced and renamed; it says which attempt of
+the run, which round and which ask it belongs to. So whatever is killed, whenever, the last whole state is there. Four
+files are kept at most: after the last ask, before it, and at the beginnings of the current and the previous round. So
 
 - an ask that comes twice is answered twice alike: it is done again from the state before it;
 - a round that is played again, by a server that was started again, begins where it began before;

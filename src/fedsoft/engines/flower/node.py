@@ -164,6 +164,10 @@ class Node:
                 whole = self.config.own_points(whole.shape)
             else:
                 rows = np.array_split(np.arange(len(whole)), shard[1])[shard[0]].tolist()
+                if not rows:
+                    raise InputError(
+                        f"node '{self.config.name}' has no clients: there are {len(whole)} for {shard[1]} nodes"
+                    )
                 whole = replace(
                     whole, train=whole.train.take(rows), held_out=whole.held_out.take(rows),
                     names=tuple(whole.names[k] for k in rows), truth=None,

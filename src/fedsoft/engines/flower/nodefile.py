@@ -100,9 +100,7 @@ class NodeConfig:
         if self.data.loader is not None and ":" not in self.data.loader:
             raise InputError(f"data.loader = '{self.data.loader}' is not allowed: should be module:function")
         if len(str(self.socket)) > LONGEST_SOCKET:
-            raise InputError(
-                f"socket = '{self.socket}' is too long: a socket's path has at most {LONGEST_SOCKET} signs"
-            )
+            raise InputError(f"socket = '{self.socket}' is too long: should have at most {LONGEST_SOCKET} signs")
 
     @property
     def name(self) -> str:

@@ -47,12 +47,7 @@ def main(grid: Grid, context: Context) -> None:
         outcome |= {"error": f"{type(error).__name__}: {error}"}
         raise
     finally:
-        write_folder(path.parent, {outcome_of(path).name: (json.dumps(outcome) + "\n").encode()})
-
-
-def outcome_of(request: Path) -> Path:
-    """Where the outcome of a request is written."""
-    return request.with_name(f"{request.stem}.outcome.json")
+        write_folder(path.parent, {f"{path.stem}.outcome.json": (json.dumps(outcome) + "\n").encode()})
 
 
 @dataclass(frozen=True)

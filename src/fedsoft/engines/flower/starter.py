@@ -52,13 +52,13 @@ def write_shim(folder: Path, listens_at: Path, command: str) -> None:
     path.chmod(0o755)
 
 
-def main(node: str, ready: str | None = None) -> NoReturn:
+def main(node: str, socket_path: str, ready: str | None = None) -> NoReturn:
     """Start the worker of a node, and Flower's app whenever it is called for."""
     from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
     import fedsoft.engines.flower.clientapp  # noqa: F401  what the app imports, so that forks have it
 
-    path = Path(node).absolute().parent / "starter.sock"
+    path = Path(socket_path)
     listener = frames.listen(path)
     code = "import sys; from fedsoft.engines.flower.worker import main; main(*sys.argv[1:])"
     worker = subprocess.Popen([sys.executable, "-c", code, node, *([ready] if ready else [])])
