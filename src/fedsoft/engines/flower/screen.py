@@ -50,9 +50,8 @@ class Screen:
         whole = []
         for reply in replies:
             ragged = next((name for name, t in reply.tensors.items() if not t.ndim or len(t) != len(reply.clients)), "")
-            if ragged or not reply.tensors:
-                told = f"'{ragged}' has not one row for each client" if ragged else "the answer is empty"
-                bad |= dict.fromkeys(reply.clients, told)
+            if ragged:
+                bad |= dict.fromkeys(reply.clients, f"'{ragged}' has not one row for each client")
             else:
                 whole.append(reply)
                 counted[reply.forms()] += len(reply.clients)
