@@ -13,14 +13,14 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "fedsoft needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV) (first time only, a few minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	@touch $@
 
 demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
 test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -q -n auto
+	@$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 browser:  ## Chromium for the tests of web pages; they are skipped without it
 	@command -v chromium >/dev/null || \

@@ -308,7 +308,7 @@ class FlowerEngine(Engine):
                 break
             enough = len(self.names) - len(missing) >= self.rules.quorum * len(self.names)
             if time.monotonic() > end:
-                if enough and self.counted.keys() >= set(self.names):
+                if enough and self.attempt > 1 and self.counted.keys() >= set(self.names):
                     self.say("absent", clients=missing, reason="not there when the run was taken up")
                     break
                 some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
