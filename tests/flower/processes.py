@@ -19,7 +19,7 @@ from fedsoft.runs import Stage
 from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder
 
-PATIENCE = 240.0  # seconds, on a machine that has much else to do
+PATIENCE = 600.0  # seconds, on a machine that has much else to do
 
 
 def wait(there: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

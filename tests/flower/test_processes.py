@@ -36,7 +36,7 @@ from .processes import Door, Submitted, start_dishonest, wait
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
     pytest.mark.xdist_group("flower"),
     pytest.mark.filterwarnings("default::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
@@ -96,13 +96,13 @@ def _running(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def three(place: Place) -> dict[str, RunFolder]:
-    """Three algorithms at once."""
-    submitted = {
-        "fedsoft": place.submit("fedsoft", algorithm={"name": "fedsoft", "K": 5}, rounds=3),
-        "ifca": place.submit("ifca", algorithm="ifca", rounds=2),
-        "fedem": place.submit("fedem", algorithm={"name": "fedem", "S": 2}, rounds=2),
+    """Three algorithms, one after the other."""
+    wanted: dict[str, dict[str, Any]] = {
+        "fedsoft": {"algorithm": {"name": "fedsoft", "K": 5}, "rounds": 3},
+        "ifca": {"algorithm": "ifca", "rounds": 1},
+        "fedem": {"algorithm": {"name": "fedem", "S": 2}, "rounds": 2},
     }
-    return {name: run.finished() for name, run in submitted.items()}
+    return {name: place.submit(name, **changes).finished() for name, changes in wanted.items()}
 
 
 def same_bits(a: RunFolder, b: RunFolder) -> bool:

@@ -125,8 +125,10 @@ def worker(
 
         main(str(node))
     # In place of this process: it has imported torch to check the file, and what has threads cannot be forked.
-    code = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"
-    os.execv(sys.executable, [sys.executable, "-c", code, str(node), starter])
+    from fedsoft.engines.flower.loopback import STARTER
+    from fedsoft.engines.flower.starter import NODE
+
+    os.execv(sys.executable, [sys.executable, "-c", STARTER, NODE, starter, str(node)])
 
 
 @flower.command(epilog="Example:  fedsoft flower shim /etc/fedsoft/bin /run/fedsoft/starter.sock")
@@ -136,7 +138,7 @@ def shim(
 ) -> None:
     """Write the small command that has Flower's app started by the worker, in milliseconds."""
     from fedsoft.engines.flower.loopback import command
-    from fedsoft.engines.flower.starter import COMMAND, write_shim
+    from fedsoft.engines.flower.starter import NODE, write_shim
 
-    write_shim(folder, starter, command(COMMAND))
-    out.print(str(folder / COMMAND), markup=False, highlight=False)
+    write_shim(folder, starter, command(NODE))
+    out.print(str(folder / NODE), markup=False, highlight=False)

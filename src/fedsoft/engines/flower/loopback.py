@@ -25,11 +25,12 @@ from pathlib import Path
 import tomli_w
 
 from fedsoft.engines.flower.keys import make_certificates, make_key
-from fedsoft.engines.flower.starter import write_shim
+from fedsoft.engines.flower.starter import NODE, SERVER, write_shim
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.store import write_folder
 
 HOST = "127.0.0.1"
+STARTER = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # Flower calls home unless told
 RETRY = 10  # seconds before a node that ended is started again: Flower refuses it for up to a minute
 PATIENCE = 120.0  # seconds for a process to be there
@@ -103,14 +104,14 @@ class Loopback:
         """The private key of a node."""
         return self.folder / "keys" / f"node-{k}"
 
-    def socket(self, k: int) -> Path:
+    def socket(self, k: int | str) -> Path:
         """Where the worker of a node listens: not in its folder, because paths of sockets must be short."""
         label = hashlib.blake2b(str(self.folder.absolute()).encode(), digest_size=6).hexdigest()
         folder = Path(tempfile.gettempdir()) / f"fedsoft-{os.getuid()}-{label}"
         folder.mkdir(exist_ok=True, mode=0o700)
         if folder.stat().st_uid != os.getuid():
             raise FedsoftError(f"'{folder}' belongs to somebody else")
-        return folder / f"node-{k}"
+        return folder / f"{k}"
 
     @property
     def settings(self) -> dict[str, int]:
@@ -197,22 +198,23 @@ class Loopback:
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
-        folder = self.authority.parent
+        folder, starts_at = self.authority.parent, self.socket("server")
+        self.start("starter", [sys.executable, "-c", STARTER, SERVER, str(starts_at)], self.folder / "starter.log")
+        write_shim(self.folder / "bin", starts_at, command(SERVER))
         self.start("superlink", [
             command("flower-superlink"), "--host", HOST, "--port", str(self.settings["port"]),
             "--ssl-ca-certfile", str(self.authority), "--ssl-certfile", str(folder / "server.pem"),
             "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth",
             "--disable-runtime-dependency-installation", "--database", str(self.folder / "superlink.db"),
-        ], self.folder / "superlink.log")  # fmt: skip
+        ], self.folder / "superlink.log", first=self.folder / "bin")  # fmt: skip
         self.wait_for(lambda: _listens(self.settings["port"]), "superlink")
 
     def start_worker(self, k: int) -> None:
         """Start the resident worker of a node, and what starts Flower's app there."""
         folder = self.node(k)
         (folder / "worker.ready").unlink(missing_ok=True)
-        code = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"
         self.start(f"worker-{k}", [
-            sys.executable, "-c", code, str(folder / "node.toml"), f"{self.socket(k)}.start",
+            sys.executable, "-c", STARTER, NODE, f"{self.socket(k)}.start", str(folder / "node.toml"),
             str(folder / "worker.ready"),
         ], folder / "worker.log")  # fmt: skip
 
@@ -226,7 +228,7 @@ class Loopback:
             "--node-config", config, "--host", HOST, "--port", str(free_port()),
         ]  # fmt: skip
         if worker:
-            write_shim(folder / "bin", Path(f"{self.socket(k)}.start"), command("flwr-clientapp"))
+            write_shim(folder / "bin", Path(f"{self.socket(k)}.start"), command(NODE))
         loop = ["/bin/sh", "-c", f'while :; do "$@"; sleep {RETRY}; done', "sh", *node]
         self.start(f"supernode-{k}", loop, folder / "supernode.log", first=folder / "bin" if worker else None)
 

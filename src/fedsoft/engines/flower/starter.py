@@ -1,11 +1,12 @@
-"""Starts Flower's app of a node in milliseconds instead of seconds.
+"""Starts Flower's apps in milliseconds instead of seconds.
 
 Flower starts the command `flwr-clientapp` for every message, and importing Flower alone takes it two seconds of a
 processor. So here is a process that has imported everything once, and a small command of the same name that comes first
 on the node's path: it hands its arguments over, and a fork of this process does the rest. Torch is never imported here:
-what has threads cannot be forked. When nobody listens, the command runs Flower's own.
+what has threads cannot be forked. When nobody listens, the command runs Flower's own. The server's `flwr-serverapp` is
+started likewise: on a busy machine Flower may give up a run whose app does not answer soon enough.
 
-The worker (see `worker`), which has torch, is started and ended with this process.
+The worker of a node (see `worker`), which has torch, is started and ended with this process.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from fedsoft.engines.flower import frames
 
-COMMAND = "flwr-clientapp"
+NODE, SERVER = "flwr-clientapp", "flwr-serverapp"
 SHIM = """#!{python} -IS
 # Hands its arguments to the process that listens at the socket below; see fedsoft.engines.flower.starter.
 import os, socket, struct, sys
@@ -44,24 +46,22 @@ sys.exit(code[0])
 
 
 def write_shim(folder: Path, listens_at: Path, command: str) -> None:
-    """The small command, to be put first on the path of a node."""
+    """The small command in place of `command`, to be put first on the path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / COMMAND
+    path = folder / Path(command).name
     python = shlex.quote(sys.executable) if " " in sys.executable else sys.executable
     path.write_text(SHIM.format(python=python, socket=str(listens_at), command=command), "utf-8")
     path.chmod(0o755)
 
 
-def main(node: str, socket_path: str, ready: str | None = None) -> NoReturn:
-    """Start the worker of a node, and Flower's app whenever it is called for."""
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-
-    import fedsoft.engines.flower.clientapp  # noqa: F401  what the app imports, so that forks have it
-
+def main(name: str, socket_path: str, node: str | None = None, ready: str | None = None) -> NoReturn:
+    """Start Flower's command `name` whenever it is called for; and the worker of a node."""
+    run, worker = _command(name), None
     path = Path(socket_path)
     listener = frames.listen(path)
-    code = "import sys; from fedsoft.engines.flower.worker import main; main(*sys.argv[1:])"
-    worker = subprocess.Popen([sys.executable, "-c", code, node, *([ready] if ready else [])])
+    if node is not None:
+        code = "import sys; from fedsoft.engines.flower.worker import main; main(*sys.argv[1:])"
+        worker = subprocess.Popen([sys.executable, "-c", code, node, *([ready] if ready else [])])
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)
@@ -69,7 +69,7 @@ def main(node: str, socket_path: str, ready: str | None = None) -> NoReturn:
     def ended(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                if found[0] == worker.pid:
+                if worker is not None and found[0] == worker.pid:
                     raise SystemExit(1)
 
     signal.signal(signal.SIGTERM, stop)
@@ -79,16 +79,30 @@ def main(node: str, socket_path: str, ready: str | None = None) -> NoReturn:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                _be_the_app(connection, flwr_clientapp)
+                _be_the_app(connection, name, run)
             connection.close()
     finally:
         path.unlink(missing_ok=True)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        worker.terminate()
-        worker.wait()
+        if worker is not None:
+            worker.terminate()
+            worker.wait()
 
 
-def _be_the_app(connection: socket.socket, run: object) -> NoReturn:
+def _command(name: str) -> Callable[[], None]:
+    """One of Flower's commands, with what its app imports, so that forks have it."""
+    if name == SERVER:
+        from flwr.superlink.cli import flwr_serverapp
+
+        return flwr_serverapp
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+
+    import fedsoft.engines.flower.clientapp  # noqa: F401
+
+    return flwr_clientapp
+
+
+def _be_the_app(connection: socket.socket, name: str, run: Callable[[], None]) -> NoReturn:
     """In a fork: run Flower's command with the arguments that were handed over, and say how it ended."""
     code = 1
     try:
@@ -96,8 +110,7 @@ def _be_the_app(connection: socket.socket, run: object) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         folder, *words = frames.receive(connection)[0].split("\0")
         os.chdir(folder)
-        sys.argv = [COMMAND, *words]
-        assert callable(run)
+        sys.argv = [name, *words]
         run()
         code = 0
     except SystemExit as end:
