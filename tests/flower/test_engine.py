@@ -108,6 +108,8 @@ def spoiled(kind: str, answer: Parcel) -> Parcel | str:
         tensors["w"] = tensors["w"][:1]
     elif kind == "names":
         tensors["v"] = tensors.pop("w")
+    elif kind == "long":
+        tensors["w"] = torch.zeros(2, 300_000)
     elif kind == "others":
         return Parcel(answer.head | {"clients": ["0", "1"]}, tensors)
     elif kind == "raised":
@@ -124,6 +126,7 @@ def spoiled(kind: str, answer: Parcel) -> Parcel | str:
         ("norm", "the norm of 'w' is .* times the median"),
         ("rows", "'w' has not one row for each client"),
         ("names", r"it holds \['v'\], should hold \['w'\]"),
+        ("long", "its answer is far too long: 2400"),
         ("others", "it answered for other clients than those asked"),
         ("raised", "Flower error 2: the app raised"),
     ],

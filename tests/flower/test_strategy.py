@@ -147,6 +147,7 @@ def test_an_answer_that_is_not_finite_is_not_used_and_a_center_without_answers_s
 def test_k_clients_are_drawn_for_each_center_and_the_weights_stay_between_estimates() -> None:
     strategy = FedSoftStrategy(S=2, K=1, lam=LAM, tau=2, seed=3)
     grid, arrays = Here(), join([model(1.0), model(8.0)])
+    first: dict[int, list[float]] = {}
     for server_round in (1, 2):
         messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(), grid))
         assert 1 <= len(messages) <= 2

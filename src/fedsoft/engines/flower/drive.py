@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import tomllib
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ def follow(federation: Loopback, spec: RunSpec, path: Path, stage: Stage) -> tup
     federation.settings  # noqa: B018  complains when there is none
     request = Ticket.write(federation, spec, path, stage)
     told = len(RunFolder(path).records())
-    with stop_when_asked(stage.signals) as asked:
+    asked = threading.Event()
+    with stop_when_asked(asked, stage.signals):
         number = federation.submit(request.path)
         checked = time.monotonic()
         while (outcome := request.outcome()) is None:

@@ -40,6 +40,7 @@ from fedsoft.tensorfile import Blocks
 from fedsoft.vault import Budget, ClientRows, Vault
 
 WHICH = ("train", "held_out")
+SMALL, MODELS = 2**20, 64  # an answer has at most so many bytes, and so many models for each client
 TRIES = 3  # before a node that does not say who it is is left alone
 
 
@@ -252,8 +253,9 @@ class FlowerEngine(Engine):
         replies, seen = [], set()
         for node, answer in self.post.exchange(letters, self.rules.timeout):
             seen.add(node)
-            told = answer if isinstance(answer, str) else ""
-            if not told:
+            if isinstance(answer, str):
+                told = answer
+            else:
                 self.note("up", node, head, answer)
                 told, reply, cost = self._opened(node, answer, groups[node])
                 if reply is not None:
@@ -277,6 +279,8 @@ class FlowerEngine(Engine):
 
     def _opened(self, node: int, answer: tuple[str, bytes], clients: list[str]) -> tuple[str, Rows | None, Cost]:
         """A reply as rows, and what it cost; or why it is none."""
+        if len(answer[1]) > SMALL + MODELS * 8 * self.model.size * len(clients):
+            return f"its answer is far too long: {len(answer[1])} bytes", None, Cost()
         try:
             parcel = Parcel.unpacked(*answer)
         except InputError as error:
@@ -286,10 +290,14 @@ class FlowerEngine(Engine):
         if parcel.head.get("clients") != clients:
             return "it answered for other clients than those asked", None, Cost()
         told = parcel.head.get("cost", {})
-        spent = {key: told.get(key, 0) if isinstance(told, dict) else None for key in ("gradients", "evaluations")}
-        if any(type(value) is not int or not 0 <= value < 2**62 for value in spent.values()):
+        spent = [told.get(key, 0) if isinstance(told, dict) else None for key in ("gradients", "evaluations")]
+        if not all(type(value) is int and 0 <= value < 2**62 for value in spent):
             return "it told no cost", None, Cost()
-        return "", Rows(self.titles.get(node, str(node)), clients, parcel.tensors), Cost(**spent)
+        return (
+            "",
+            Rows(self.titles.get(node, str(node)), clients, parcel.tensors),
+            Cost(*[int(value or 0) for value in spent]),
+        )
 
     # --- who is where -------------------------------------------------------------------------------------------------
 
