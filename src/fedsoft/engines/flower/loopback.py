@@ -50,10 +50,14 @@ class Process:
         return _began(self.pid) == self.began
 
     def signal(self, number: int) -> None:
-        """Tell the whole group."""
-        if self.alive:
+        """Tell the whole group, and what was started from it with a group of its own, as Flower does."""
+        if not self.alive:
+            return
+        for pid in _descendants(self.pid):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+                os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
     def end(self) -> None:
         """Ask it to end; make it after a while."""
@@ -72,6 +76,20 @@ def _began(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def _descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text("utf-8").rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(path.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in parents.get(parent, [])]
+        found += new
+    return found
 
 
 @dataclass(frozen=True)
