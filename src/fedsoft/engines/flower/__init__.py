@@ -5,7 +5,7 @@
     memory              what clients keep, on the node's disk
     worker, clientapp   the resident worker; the thin app that Flower starts for every message
     starter             starts that app in milliseconds
-    screen, engine      what is believed; the server's side, behind `ask`
+    screen, server      what is believed; the server's side, behind `ask`
     serverapp           what Flower starts on the server
     keys, loopback      a whole federation on this machine
     drive               a run on it

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsoft.engines.flower.engine import Rules
 from fedsoft.engines.flower.loopback import Loopback
+from fedsoft.engines.flower.server import Rules
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.runs import Stage, stop_when_asked
 from fedsoft.spec import RunSpec
@@ -113,7 +113,7 @@ class Ticket:
 
 
 def rules_of(folder: Path) -> dict[str, Any]:
-    """The rules that stand in a federation's folder, checked; see `engine.Rules`."""
+    """The rules that stand in a federation's folder, checked; see `server.Rules`."""
     path = folder / "rules.toml"
     try:
         rules = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
