@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "fedsoft needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV) (first time only, a few minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,onnx,ray]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,ray]'
 	@touch $@
 
 demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation

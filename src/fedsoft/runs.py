@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fedsoft import plugins
-from fedsoft.engines import Factory
+from fedsoft.engines import Factory, whole_runs
 from fedsoft.engines import find as find_engine
-from fedsoft.errors import StoreError, WorkerLost
+from fedsoft.errors import InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.simulate import Engine
 from fedsoft.spec import RunSpec
@@ -46,8 +46,8 @@ class Stage:
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
 
 
-def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
-    """The federation and the engine that a spec describes."""
+def federation_of(spec: RunSpec) -> Federation:
+    """The federation that a spec describes."""
     extra: dict[str, Any] = {}
     dataset = plugins.find("datasets", spec.dataset.name)
     if "seed" in plugins.parameters(dataset):
@@ -55,8 +55,14 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     if spec.partition is not None:
         extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
     federation: Federation = dataset(**spec.dataset.settings, **extra)
-    if spec.source is not None:
-        federation = federation.only(spec.source)
+    return federation if spec.source is None else federation.only(spec.source)
+
+
+def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
+    """The federation and the engine that a spec describes."""
+    federation = federation_of(spec)
+    if isinstance(stage.engine, str) and not len(federation.train.x):
+        raise InputError("these clients have their points at nodes of their own: use --engine flower")
     simulation = prepare(
         plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings),
         federation,
@@ -82,6 +88,8 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     """Carry a run out, or take it up where it was left. True when it is finished, False when it was stopped."""
     if path.exists():
         return carry_on(RunFolder.open(path), stage)
+    if (elsewhere := whole_runs(stage.engine)) is not None:
+        return elsewhere(spec, path, stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
     with contextlib.closing(simulation):
         folder = RunFolder.create(path, spec, federation.fingerprint, federation.about if reads_files(spec) else "")
@@ -94,6 +102,13 @@ def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
     if folder.scores() is not None and not reads_files(spec):
         return folder, True
     over = folder.scores() is not None
+    elsewhere = whole_runs(stage.engine)
+    if not over and (folder.path / "federation.json").exists() and isinstance(stage.engine, str) and elsewhere is None:
+        raise StoreError(
+            f"the clients of run '{folder.name}' keep their memory at nodes: take it up with --engine flower"
+        )
+    if not over and elsewhere is not None:
+        return elsewhere(spec, folder.path, stage)
     federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
     with contextlib.closing(simulation):
         check_data(folder, federation)
@@ -171,11 +186,11 @@ def _play(
         saved = run.rounds
 
     history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
-    with _stop_when_asked(asked, stage.signals):
+    with stop_when_asked(asked, stage.signals):
         for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
             folder.append(record)
             run.history.append(record)
-            if pace.due():
+            if simulation.saves_every_round or pace.due():
                 save()
             if stage.on_round is not None:
                 stage.on_round(record)
@@ -208,7 +223,7 @@ class _Pace:
 
 
 @contextlib.contextmanager
-def _stop_when_asked(asked: threading.Event, signals: bool) -> Iterator[None]:
+def stop_when_asked(asked: threading.Event, signals: bool) -> Iterator[None]:
     """Ctrl-C or SIGTERM asks to stop after the current round; a second one stops at once, with the last saved state."""
     if not signals or threading.current_thread() is not threading.main_thread():
         yield

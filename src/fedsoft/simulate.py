@@ -43,6 +43,8 @@ class Engine(abc.ABC):
         rule: what is taken in place of the mean wherever replies are averaged.
     """
 
+    saves_every_round = False  # whether no round may be lost, because clients elsewhere cannot go far back
+
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32, absent: Absent | None = None,

@@ -11,6 +11,7 @@ from fedsoft.cli import report  # isort: skip
 from fedsoft.cli import listing  # isort: skip
 from fedsoft.cli import data as data  # isort: skip
 from fedsoft.cli import theory as theory  # isort: skip
+from fedsoft.cli import flower as flower  # isort: skip
 from fedsoft.cli.common import app, main  # isort: skip
 
 __all__ = ["app", "compare", "listing", "main", "report", "runs", "tune"]

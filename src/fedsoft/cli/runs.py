@@ -61,8 +61,8 @@ def run(
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     wanted = [base.with_seed(number) for number in chosen]
     share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
-    folders = [_carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
-    _show(folders, json_)
+    folders = [carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
+    show_runs(folders, json_)
 
 
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
@@ -76,7 +76,7 @@ def resume(
 
     folder = find_run(out_dir, name)
     share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
-    _show([_carry_out(folder.spec(), folder.path, share)], json_)
+    show_runs([carry_out(folder.spec(), folder.path, share)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -84,7 +84,7 @@ def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption
     """Show a saved run."""
     from fedsoft.store import find_run
 
-    _show([find_run(out_dir, name)], json_)
+    show_runs([find_run(out_dir, name)], json_)
 
 
 @app.command(epilog="Example:  fedsoft ls --out runs")
@@ -102,7 +102,7 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
 
 
-def _carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
+def carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
     """Run or resume one run under a progress bar, with a share of the machine, then draw its figure."""
     from fedsoft.progress import Progress
     from fedsoft.reports.figures import convergence
@@ -132,7 +132,8 @@ def _carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
     return folder
 
 
-def _show(folders: list[RunFolder], json_: bool) -> None:
+def show_runs(folders: list[RunFolder], json_: bool) -> None:
+    """Print runs, as tables or as one JSON object."""
     from fedsoft.reports.tables import run_view, seeds_table
 
     if json_:

@@ -2,24 +2,28 @@
 
 `local` has all clients in this process. Any other is a module or package `fedsoft.engines.<name>` with a function
 `engine(address)` that gives a `Factory`; it is imported when it is asked for, because what it stands on is an extra.
+One with a function `carry_out(spec, path, stage)` has whole runs carried out by another process, see `runs.execute`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Set
-from typing import Protocol
+from collections.abc import Callable, Set
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from fedsoft.attack import Attack
-from fedsoft.contract import Algorithm
 from fedsoft.errors import InputError, unknown
-from fedsoft.federation import Federation
-from fedsoft.local import Solver
-from fedsoft.model import Model
-from fedsoft.robust import Rule
-from fedsoft.simulate import Absent, Engine, Simulation
+
+if TYPE_CHECKING:  # what stands below here may have no time to wait for torch
+    import torch
+
+    from fedsoft.attack import Attack
+    from fedsoft.contract import Algorithm
+    from fedsoft.federation import Federation
+    from fedsoft.local import Solver
+    from fedsoft.model import Model
+    from fedsoft.robust import Rule
+    from fedsoft.simulate import Absent, Engine
 
 NEEDS = {"local": None, "ray": "ray", "flower": "flwr"}
 """Every engine with the package that it stands on."""
@@ -43,7 +47,11 @@ def find(engine: str | Factory = "local", address: str | None = None) -> Factory
         if address is not None:
             told = "engine 'local'" if engine == "local" else "an engine of your own"
             raise InputError(f"address = '{address}' is not allowed: {told} takes none")
-        return Simulation if isinstance(engine, str) else engine
+        if not isinstance(engine, str):
+            return engine
+        from fedsoft.simulate import Simulation
+
+        return Simulation
     if engine not in NEEDS:
         raise unknown("engine", engine, NEEDS)
     try:
@@ -51,6 +59,17 @@ def find(engine: str | Factory = "local", address: str | None = None) -> Factory
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != NEEDS[engine]:
             raise
-        raise InputError(
-            f"engine '{engine}' needs a package that is not installed: pip install \"fedsoft[{engine}]\""
-        ) from None
+        raise _not_installed(engine) from None
+
+
+def whole_runs(engine: str | Factory) -> Callable[..., Any] | None:
+    """What carries whole runs out for this engine, if it is one of that kind."""
+    if engine != "flower":
+        return None
+    if find_spec("flwr") is None:
+        raise _not_installed("flower")
+    return importlib.import_module("fedsoft.engines.flower").carry_out
+
+
+def _not_installed(engine: str) -> InputError:
+    return InputError(f"engine '{engine}' needs a package that is not installed: pip install \"fedsoft[{engine}]\"")

@@ -1,0 +1,57 @@
+"""What an ask costs on four Flower nodes, with the resident worker and without: `python -m benchmarks.federation`.
+
+For each way one short run of FedSoft on loopback: seconds and bytes per ask, from the log of messages and of rounds.
+Run it when the machine has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from fedsoft.engines.flower.drive import follow
+from fedsoft.engines.flower.loopback import Loopback
+from fedsoft.runs import Stage
+from fedsoft.spec import read
+
+NODES, ROUNDS = 4, 6
+
+
+def measure(folder: Path, worker: bool) -> dict[str, float]:
+    federation = Loopback(folder / "federation")
+    federation.prepare(NODES)
+    try:
+        federation.start_superlink()
+        federation.register([federation.key(k).with_name(f"node-{k}.pub") for k in range(NODES)])
+        for k in range(NODES):
+            if worker:
+                federation.start_worker(k)
+            federation.start_supernode(k, worker=worker)
+        spec = read("synthetic-10-90", [f"rounds={ROUNDS}", "K=10"])
+        run, _ = follow(federation, spec, folder / "run", Stage())
+    finally:
+        federation.down()
+    wire = [json.loads(line) for line in (run.path / "wire.jsonl").read_text("utf-8").splitlines()]
+    jobs = [entry for entry in wire if entry["kind"] == "job"]
+    asks = len({(entry["round"], entry["ask"]) for entry in jobs})
+    total = {way: sum(e["head"] + e["body"] for e in jobs if e["way"] == way) for way in ("down", "up")}
+    records = run.records()
+    return {
+        "seconds per ask": sum(record["seconds"] for record in records) / asks,
+        "kB down per ask": total["down"] / asks / 1e3,
+        "kB up per ask": total["up"] / asks / 1e3,
+        "dropped": sum(record["dropped"] for record in records),
+    }
+
+
+def main() -> None:
+    for worker in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(Path(folder), worker)
+        told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+        print(f"{'with' if worker else 'without'} the resident worker: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

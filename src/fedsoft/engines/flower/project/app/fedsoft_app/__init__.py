@@ -1,0 +1,1 @@
+"""The app that is handed to Flower."""

@@ -1,0 +1,156 @@
+"""A federation of real processes for the tests, the door that its nodes go through, and a dishonest worker."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from fedsoft.engines.flower.drive import Ticket
+from fedsoft.engines.flower.loopback import HOST, Loopback
+from fedsoft.runs import Stage
+from fedsoft.spec import RunSpec
+from fedsoft.store import RunFolder
+
+PATIENCE = 600.0  # seconds, on a machine that has much else to do
+
+
+def wait(there: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Wait for an event."""
+    end = time.monotonic() + seconds
+    while not (found := there()):
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+class Door:
+    """A reverse proxy as in the project's nginx.conf: TLS, nothing but /v1/fleet. It keeps all that passes."""
+
+    def __init__(self, federation: Loopback) -> None:
+        self.passed: list[tuple[str, bytes, bytes]] = []  # path, what went in, what came out
+        self.turned_away: list[str] = []
+        door, (host, port) = self, federation.address.split(":")
+        trusted = ssl.create_default_context(cafile=str(federation.authority))
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if not self.path.startswith("/v1/fleet/"):
+                    door.turned_away.append(self.path)
+                    self.reply(403, {}, b"")
+                    return
+                onward = http.client.HTTPSConnection(host, int(port), context=trusted, timeout=60)
+                try:
+                    onward.request(self.command, self.path, body, dict(self.headers.items()))
+                    answer = onward.getresponse()
+                    content = answer.read()
+                    door.passed.append((self.path, body, content))
+                    self.reply(answer.status, dict(answer.getheaders()), content)
+                except OSError:
+                    self.reply(502, {}, b"")
+                finally:
+                    onward.close()
+
+            do_GET = do_PUT = do_DELETE = do_POST
+
+            def reply(self, code: int, headers: dict[str, str], content: bytes) -> None:
+                self.send_response(code)
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                        self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A peer that hangs up, or does not trust us."""
+
+        self.server = Server((HOST, 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        folder = federation.authority.parent
+        context.load_cert_chain(folder / "server.pem", folder / "server.key")
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.server.server_address[1]}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+class Submitted:
+    """A run that was handed to Flower."""
+
+    def __init__(self, federation: Loopback, spec: RunSpec, path: Path) -> None:
+        self.ticket, self.path = Ticket.write(federation, spec, path, Stage(chunk=1)), path
+        self.number = federation.submit(self.ticket.path)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What stands in a log of the run so far."""
+        path = self.path / name
+        text = path.read_bytes() if path.exists() else b""
+        return [json.loads(line) for line in text.split(b"\n")[:-1]]
+
+    def asked(self, t: int, job: str) -> list[dict[str, Any]]:
+        """The messages to nodes that asked for a job of a round."""
+        return [e for e in self.lines("wire.jsonl") if (e["way"], e["round"], e.get("job")) == ("down", t, job)]
+
+    def finished(self) -> RunFolder:
+        outcome = wait(self.ticket.outcome, f"the end of {self.path.name}")
+        assert outcome.get("finished"), outcome
+        return RunFolder.open(self.path)
+
+
+def dishonest(node: str, ready: str, control: str) -> None:
+    """The worker of a node that spoils its answers, in the rounds and ways that the file `control` says."""
+    import torch
+
+    from fedsoft.engines.flower.node import Node
+    from fedsoft.engines.flower.nodefile import NodeConfig
+    from fedsoft.engines.flower.wire import Parcel
+    from fedsoft.engines.flower.worker import serve
+
+    class Dishonest(Node):
+        def answer(self, asked: Parcel) -> Parcel:
+            honest = super().answer(asked)
+            how = json.loads(Path(control).read_text("utf-8")).get(str(asked.head.get("round")))
+            if asked.head.get("job") != "train" or how is None:
+                return honest
+            if how == "silence":
+                threading.Event().wait()
+            w = honest.tensors["w"]
+            spoiled = {"nan": torch.full_like(w, torch.nan), "shape": w[:, :-1], "norm": 10 * w}[how]
+            return Parcel(honest.head, {"w": spoiled.contiguous()})
+
+    serve(Dishonest(NodeConfig(Path(node))), Path(ready))
+
+
+def start_dishonest(federation: Loopback, k: int, control: Path) -> None:
+    """In place of the worker of node k."""
+    folder = federation.node(k)
+    (folder / "worker.ready").unlink(missing_ok=True)
+    code = "import sys; from tests.flower.processes import dishonest; dishonest(*sys.argv[1:])"
+    line = [sys.executable, "-c", code, str(folder / "node.toml"), str(folder / "worker.ready"), str(control)]
+    federation.start(f"worker-{k}", line, folder / "worker.log")
+    wait(lambda: (folder / "worker.ready").exists(), "the dishonest worker")
