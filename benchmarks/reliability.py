@@ -37,8 +37,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ATTACKED = ("fedsoft", "ifca")
 
+Case = tuple[str, int, str, str | None, float, float]
+"""Method, seed, rule, attack, share of liars, share of clients that do not answer."""
 
-def error(case: tuple[str, int, str, str | None, float, float]) -> float:
+
+def error(case: Case) -> float:
     """The error of the best centers after 30 rounds; infinite where training diverged."""
     method, seed, rule, attack, share, drop = case
     fed = fs.datasets.synthetic(partition="10:90", seed=seed)
@@ -76,7 +79,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds = range(options.seeds)
-    cases = [(method, seed, "mean", None, 0.0, 0.0) for method in METHODS for seed in seeds]
+    cases: list[Case] = [(method, seed, "mean", None, 0.0, 0.0) for method in METHODS for seed in seeds]
     if options.what != "dropouts":
         attacked = [(attack, share) for attack in ATTACKS for share in SHARES]
         for method in ATTACKED:

@@ -290,7 +290,7 @@ def test_predictions_are_mixtures_or_the_main_center() -> None:
 def test_parts_of_a_client_are_solved_as_clients_of_their_own() -> None:
     pairs = class_clients()
     simulation = prepare(fs.FedAvg(), federation(pairs), SOFTMAX, seed=0, local=SGD, dtype="float64")
-    site = simulation._site(simulation.data, simulation.everyone)
+    site = simulation.host._site(simulation.host.data, simulation.everyone, 0)
     w = torch.stack([simulation.model.draw(generator(0, s)) for s in range(3)]).double().expand(8, 3, -1)
     part = torch.arange(len(site.data.points)) % 2  # nothing for the third
     solved = site.solve_parts(w, part)

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.attack import Attack
 from fedsoft.checks import settings
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, State
@@ -34,6 +35,7 @@ from fedsoft.host import Cost, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
 from fedsoft.model import Model
+from fedsoft.robust import Rule
 from fedsoft.simulate import Absent, Engine
 from fedsoft.store import RunFolder
 from fedsoft.tensorfile import Blocks
@@ -125,9 +127,16 @@ class FlowerEngine(Engine):
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, chunk: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
+        rule: Rule | None = None, attack: Attack | None = None, liars: Set[str] = frozenset(),
         post: Post, spec: dict[str, Any], rules: Rules, tell: Callable[[str], object] = print,
     ) -> None:  # fmt: skip
-        super().__init__(algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent)
+        if attack is not None or federation.before is not None:
+            raise InputError(
+                "engine 'flower' has real clients: [attack] and data that changes are for 'local' and 'ray'"
+            )
+        super().__init__(
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
+        )
         self.federation, self.post, self.spec, self.rules, self.tell = federation, post, spec, rules, tell
         self.chunk, self.budget = chunk, Budget(memory_size(memory))
         self.screen = Screen(model.size, rules.norm)
