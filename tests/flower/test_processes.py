@@ -29,6 +29,7 @@ from fedsoft.engines.flower.drive import rules_of
 from fedsoft.engines.flower.keys import make_certificates, make_key
 from fedsoft.engines.flower.loopback import HOST, Loopback, command, free_port
 from fedsoft.engines.flower.memory import NodeMemory
+from fedsoft.runs import Stage, execute
 from fedsoft.store import RunFolder
 
 from .places import alone, spec
@@ -331,3 +332,20 @@ def test_a_node_that_lies_is_left_out_and_named(place: Place, tmp_path: Path) ->
     point = folder.checkpoint()
     assert point is not None
     assert bool(torch.isfinite(point.state["centers"]).all())
+
+
+def test_a_run_may_start_a_federation_of_its_own(tmp_path: Path) -> None:
+    """As `fedsoft run ... --engine flower` does. With chunks as they come, sums round differently in the last bits."""
+    what, told = spec(rounds=2), []
+    stage = Stage(engine="flower", workers=2, on_round=told.append)
+    folder, finished = execute(what, tmp_path / "far", stage)
+    assert finished
+    assert [record["round"] for record in told] == [0, 1]
+    local = execute(what, tmp_path / "local", Stage())[0]
+    first, second = local.checkpoint(), folder.checkpoint()
+    assert first is not None
+    assert second is not None
+    for name in first.state:
+        assert torch.allclose(first.state[name], second.state[name], rtol=1e-5, atol=1e-6), name
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".federation")] == []
+    assert execute(what, tmp_path / "far", stage)[1]  # it is finished: nothing is started again
