@@ -122,8 +122,11 @@ class Submitted:
         return RunFolder.open(self.path)
 
 
-def dishonest(node: str, ready: str, control: str) -> None:
-    """The worker of a node that spoils its answers, in the rounds and ways that the file `control` says."""
+def dishonest(node: str, ready: str, control: str, silence: str) -> None:
+    """The worker of a node that spoils its answers, in the rounds and ways that the file `control` says.
+
+    `silence` is how many seconds it says nothing, where that is the way.
+    """
     import torch
 
     from fedsoft.engines.flower.node import Node
@@ -138,7 +141,7 @@ def dishonest(node: str, ready: str, control: str) -> None:
             if asked.head.get("job") != "train" or how is None:
                 return honest
             if how == "silence":
-                threading.Event().wait()
+                time.sleep(float(silence))  # until the server has given up
             w = honest.tensors["w"]
             spoiled = {"nan": torch.full_like(w, torch.nan), "shape": w[:, :-1], "norm": 10 * w}[how]
             return Parcel(honest.head, {"w": spoiled.contiguous()})
@@ -146,11 +149,19 @@ def dishonest(node: str, ready: str, control: str) -> None:
     serve(Dishonest(NodeConfig(Path(node))), Path(ready))
 
 
-def start_dishonest(federation: Loopback, k: int, control: Path) -> None:
+def start_dishonest(federation: Loopback, k: int, control: Path, seconds: float) -> None:
     """In place of the worker of node k."""
     folder = federation.node(k)
     (folder / "worker.ready").unlink(missing_ok=True)
     code = "import sys; from tests.flower.processes import dishonest; dishonest(*sys.argv[1:])"
-    line = [sys.executable, "-c", code, str(folder / "node.toml"), str(folder / "worker.ready"), str(control)]
+    line = [
+        sys.executable,
+        "-c",
+        code,
+        str(folder / "node.toml"),
+        str(folder / "worker.ready"),
+        str(control),
+        str(seconds),
+    ]
     federation.start(f"worker-{k}", line, folder / "worker.log")
     wait(lambda: (folder / "worker.ready").exists(), "the dishonest worker")

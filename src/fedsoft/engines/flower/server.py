@@ -66,7 +66,7 @@ class Rules:
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     patience: Annotated[int, Field(ge=0)] = 2
     assembly: Annotated[float, Field(gt=0)] = 600.0
-    norm: Annotated[float, Field(ge=0)] = 8.0
+    norm: Annotated[float, Field(ge=0)] = 5.0
 
 
 class Post(Protocol):
