@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,9 @@ def binomial_ends(k: int, n: int, drop: float = 2.705543 / 2) -> tuple[float, fl
 
     tiny, peak = 1e-9, min(max(k / n, 1e-9), 1 - 1e-9)
     below = lambda u: height(u) - height(peak) + drop  # noqa: E731
-    return (0.0 if k == 0 else brentq(below, tiny, peak), 1.0 if k == n else brentq(below, peak, 1 - tiny))
+    low: Any = 0.0 if k == 0 else brentq(below, tiny, peak)
+    high: Any = 1.0 if k == n else brentq(below, peak, 1 - tiny)
+    return float(low), float(high)
 
 
 @pytest.mark.parametrize(("k", "n"), [(4, 10), (5, 5), (0, 20), (1, 20)])
@@ -98,7 +101,9 @@ def test_intervals_cover_every_share_of_points_that_are_told_apart(n: int) -> No
         found = interval(logp, torch.tensor([k / n, 1 - k / n], dtype=torch.float64), 0.9)
         spans.append((float(found.low[0]) - 1e-6, float(found.high[0]) + 1e-6))
     shares = np.linspace(0, 1, 101)
-    covered = [sum(binom.pmf(k, n, p) for k, (low, high) in enumerate(spans) if low <= p <= high) for p in shares]
+    covered = [
+        sum(float(binom.pmf(k, n, p)) for k, (low, high) in enumerate(spans) if low <= p <= high) for p in shares
+    ]
     assert min(covered) > 0.85
     assert float(np.mean(covered)) > 0.9
 
