@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint types docs bench browser install clean
+.PHONY: demo test lint types docs bench tools install clean
 
 install: $(READY)
 
@@ -22,11 +22,11 @@ demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 test: $(READY)  ## the whole test suite
 	@$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
-browser:  ## Chromium for the tests of web pages; they are skipped without it
-	@command -v chromium >/dev/null || \
+tools:  ## Chromium for the tests of web pages and nginx for those of federations; they are skipped without them
+	@command -v chromium >/dev/null && command -v nginx >/dev/null || \
 	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-	    apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
-	  echo "no chromium here, and no right to install it: web pages are not tested in a browser"
+	    apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium nginx-light >/dev/null; } || \
+	  echo "no chromium or no nginx here, and no right to install them: some tests are skipped"
 
 lint: $(READY)
 	@$(BIN)/ruff check .
