@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedsoft.reports.choice import choice_picture, choice_table
 from fedsoft.spec import RunSpec
 from tests.test_cli import run as run  # the command line in this process
 
-SMALL = ["clients=12", "points=[40, 60]", "K=all", "batch=20", "epochs=4", "test_points=20", "rounds=25"]
+SMALL = ["clients=12", "points=[40, 60]", "K=all", "batch=20", "epochs=4", "test_points=20", "rounds=40"]
 
 
 def small(*changes: str) -> RunSpec:
@@ -27,7 +28,7 @@ def small(*changes: str) -> RunSpec:
 
 
 def trial(S: int, score: float, error: float = 0.1, stable: float | None = 0.9) -> Trial:
-    return Trial(S, score, error, stable, tuple([1 / S] * S), 0, ("r",))
+    return Trial(S, score, error, stable, 2, stable, tuple([1 / S] * S), 0, ("r",))
 
 
 def view(sources: list[int], centers: int) -> View:
@@ -60,6 +61,13 @@ def test_no_structure_is_said_when_seeds_do_not_agree() -> None:
     found = decided([trial(1, -3.0, stable=None), trial(2, -1.0, stable=0.1)], needed=2)
     assert (found.recommended, found.structure) == (1, False)
     assert "do not agree" in " ".join(found.reasons)
+
+
+def test_a_seed_that_got_stuck_is_no_disagreement() -> None:
+    stuck = replace(trial(2, -1.0, stable=0.1), arrived=1, agreement=None)
+    found = decided([trial(1, -3.0, stable=None), stuck], needed=2)
+    assert (found.recommended, found.structure) == (2, True)
+    assert "only one seed got there" in " ".join(found.reasons)
 
 
 def test_copies_and_unused_centers_are_not_sources() -> None:

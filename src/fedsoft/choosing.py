@@ -54,6 +54,9 @@ class Trial:
             best; larger is better.
         error: the standard error of that mean.
         stability: mean adjusted Rand index between the assignments of training points by two seeds; None for S = 1.
+        arrived: how many seeds explain training points as well as the best, but for one standard error.
+        agreement: the stability over these alone, as one that got stuck says nothing about sources; None for fewer
+            than two.
         use: the share of the training points that each center explains, largest first.
         seed: the seed that was taken.
         runs: the names of the runs.
@@ -63,6 +66,8 @@ class Trial:
     score: float
     error: float
     stability: float | None
+    arrived: int
+    agreement: float | None
     use: tuple[float, ...]
     seed: int
     runs: tuple[str, ...]
@@ -245,12 +250,17 @@ def _trial(
 ) -> tuple[Trial, View]:
     """All seeds of one S, and the view of the one that explains the training points best."""
     views = [View.of(federation, model, _centers(folder)) for folder in runs]
-    best = int(np.argmax([view.likelihood() for view in views]))
+    explained = [view.likelihood() for view in views]
+    best = int(np.argmax(explained))
     use = tuple(sorted(views[best].assignment().mean(0).tolist(), reverse=True))
     held_out = views[best].held_out_likelihood()
     error = float(held_out.std(ddof=1) / np.sqrt(len(held_out))) if len(held_out) > 1 else 0.0
     names = tuple(folder.name for folder in runs)
-    return Trial(S, float(held_out.mean()), error, stability(views), use, seeds[best], names), views[best]
+    arrived = [view for view, value in zip(views, explained, strict=True) if value >= explained[best] - error]
+    found = Trial(
+        S, float(held_out.mean()), error, stability(views), len(arrived), stability(arrived), use, seeds[best], names
+    )  # fmt: skip
+    return found, views[best]
 
 
 def _centers(folder: RunFolder) -> Tensor:
@@ -300,13 +310,18 @@ def decide(
     structure = recommended > 1
     if not structure:
         reasons.append("one center explains held-out points as well as several")
-    elif first.stability is not None and first.stability < STABLE:
+    elif first.agreement is None:
+        reasons.append("only one seed got there, so whether seeds agree on who belongs together is not known: try more")
+    elif first.agreement < STABLE:
         structure, recommended = False, 1
         reasons.append(
-            f"seeds do not agree on who belongs together (adjusted Rand index {first.stability:.2f}, below {STABLE})"
+            f"seeds do not agree on who belongs together (adjusted Rand index {first.agreement:.2f}, below {STABLE})"
         )
-    elif first.stability is not None:
-        reasons.append(f"seeds agree on who belongs together (adjusted Rand index {first.stability:.2f})")
+    else:
+        reasons.append(
+            f"{first.arrived} of {len(seeds)} seeds got there and agree on who belongs together "
+            f"(adjusted Rand index {first.agreement:.2f})"
+        )
     if structure:
         use = ", ".join(f"{100 * u:.0f} %" for u in first.use[:recommended])
         reasons.append(f"the {recommended} centers used most explain {use} of the points")

@@ -17,14 +17,21 @@ def choice_table(choice: Choice) -> Table:
     """One row for each S, the recommended one marked."""
     title = f"{choice.label}: {choice.algorithm} with S centers, {len(choice.seeds)} seeds (*: recommended)"
     view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("S", "held-out log-likelihood", "std. error", "stability"):
+    for head in ("S", "held-out log-likelihood", "std. error", "stability", "seeds that got there"):
         view.add_column(head, justify="right")
     view.add_column("use of centers")
     for trial in choice.trials:
         chosen = trial.S == choice.recommended
         stable = "-" if trial.stability is None else f"{trial.stability:.2f}"
         use = " ".join(f"{u:.2f}" for u in trial.use)
-        row = (f"{'*' if chosen else ''}{trial.S}", f"{trial.score:.4g}", f"{trial.error:.2g}", stable, use)
+        row = (
+            f"{'*' if chosen else ''}{trial.S}",
+            f"{trial.score:.4g}",
+            f"{trial.error:.2g}",
+            stable,
+            str(trial.arrived),
+            use,
+        )
         view.add_row(*row, style="bold" if chosen else "")
     return view
 
