@@ -20,7 +20,7 @@ from rich.console import Console
 
 import fedsoft as fs
 from fedsoft import spec
-from fedsoft.errors import StoreError
+from fedsoft.errors import InputError, StoreError
 from fedsoft.progress import Progress
 from fedsoft.reports.figures import convergence
 from fedsoft.reports.tables import run_view
@@ -291,3 +291,15 @@ def test_a_run_on_one_source_learns_that_source(tmp_path: Path) -> None:
     assert scores is not None
     assert scores["centers"][0][1] < 2 < scores["centers"][0][0]  # noise 1; the other source was never seen
     assert "source 1 alone" in wanted.title
+
+
+def test_a_run_whose_clients_are_elsewhere_has_its_centers_only(tmp_path: Path) -> None:
+    folder, _ = execute(spec.read("synthetic-10-90", ["rounds=1", "clients=5", "K=3"]), tmp_path / "run", Stage())
+    (folder.path / "federation.json").write_text("{}")
+    run = load(folder.path)
+    x = np.zeros((2, 10))
+    assert len(run.predict(x, center=0)) == 2
+    calls = (lambda: run.predict(x, client=0), lambda: run.personal(0), lambda: run.blend(client=0), run.scores)
+    for out_of_reach in calls:
+        with pytest.raises(InputError, match="at the nodes of a federation"):
+            out_of_reach()

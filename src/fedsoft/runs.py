@@ -140,6 +140,7 @@ def load(path: str | Path, *, device: str = "cpu", **settings: Any) -> Run:
     federation, simulation = build(replace(spec, algorithm=changed), Stage(device=device))
     check_data(folder, federation)
     state, done = _restore(folder, simulation)
+    simulation.at_hand = not (folder.path / "federation.json").exists()
     return Run(federation, simulation, state, folder.records_until(done))
 
 

@@ -60,6 +60,7 @@ class Engine(abc.ABC):
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(device, dtype)
         self.rule = rule
         self.t, self.last = 0, False
+        self.at_hand = True  # whether what clients keep can be reached
         self.cost: Cost = Cost()
 
     # --- what the algorithm may use -----------------------------------------------------------------------------------
@@ -137,8 +138,16 @@ class Engine(abc.ABC):
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
         """What client k predicts for inputs `x[points, ...]`."""
 
+    def reach_clients(self) -> None:
+        """Complain where what clients keep is out of reach."""
+        if not self.at_hand:
+            raise InputError(
+                "the clients of this run keep their models at the nodes of a federation: only its centers are here"
+            )
+
     def blend_for(self, k: int, state: State) -> Blend:
         """What client k predicts with."""
+        self.reach_clients()
         ids = np.array([k])
         site = Site(self.model, self.one, self.solver, [self.names[k]], self.seed, 0, self.dtype, work=Work.none(1))
         shared = rows_of(state, torch.as_tensor(ids, device=self.device))
@@ -199,10 +208,12 @@ class Simulation(Engine):
 
     @override
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
+        self.reach_clients()
         return self.host.personal_scores(state, data)
 
     @override
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
+        self.reach_clients()
         return self.host.predict_for(k, x, state)
 
 

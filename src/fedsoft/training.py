@@ -85,6 +85,7 @@ class Run:
     def personal(self, client: SupportsIndex | str) -> Params:
         """The personal model of a client (by number or name), as named tensors."""
         k = self._row(client)
+        self.simulation.reach_clients()
         if "w" not in self.simulation.memory:
             raise InputError(
                 f"{type(self.simulation.algorithm).__name__} keeps no personal model: use predict(client=...)"
