@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+# One more than there are cores: tests of federations mostly wait.
+TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)') + 1)
 
 .PHONY: demo test lint types docs bench tools install clean
 
@@ -20,7 +22,7 @@ demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
 test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -q -n auto --dist loadgroup
+	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadgroup
 
 tools:  ## Chromium for the tests of web pages and nginx for those of federations; they are skipped without them
 	@command -v chromium >/dev/null && command -v nginx >/dev/null || \
