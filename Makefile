@@ -22,7 +22,7 @@ demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
 test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadgroup
+	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile
 
 tools:  ## Chromium for the tests of web pages and nginx for those of federations; they are skipped without them
 	@command -v chromium >/dev/null && command -v nginx >/dev/null || \

@@ -31,7 +31,7 @@ from fedsoft.engines import find  # noqa: E402
 from fedsoft.engines import ray as engine_module  # noqa: E402
 from fedsoft.engines.ray import RayEngine  # noqa: E402
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,7 +39,6 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.xdist_group("flower"),
     pytest.mark.filterwarnings("default::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
