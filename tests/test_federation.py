@@ -187,3 +187,15 @@ def test_only_one_source_leaves_its_points_and_drops_who_has_none() -> None:
         both.only(2)
     with pytest.raises(InputError, match="not known"):
         Federation(train, held, both.names, both.shape).only(0)
+
+
+def test_inputs_that_are_far_from_scale_are_told() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(30, 2)), draw.normal(size=30)
+    assert Federation.from_clients([(x, y), (x, y)]).unscaled is None
+    told = Federation.from_clients([(x * [1, 30] + [120, 0], y), (x, y)]).unscaled
+    assert told is not None
+    assert "deviations up to 6" in told
+    assert "bring every column to mean 0" in told
+    images = (draw.integers(0, 255, size=(30, 1, 4, 4)).astype(np.uint8), draw.integers(0, 2, size=30))
+    assert Federation.from_clients([images, images]).unscaled is None

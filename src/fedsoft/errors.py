@@ -34,5 +34,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """
     options = sorted(known)
     near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return InputError(f"unknown {kind} '{name}': {hint}(known: {', '.join(options) or 'none'})")
+    hint = f": did you mean '{near[0]}'?" if near else ""
+    return InputError(f"unknown {kind} '{name}'{hint} (known: {', '.join(options) or 'none'})")

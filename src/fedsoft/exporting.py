@@ -8,6 +8,7 @@ their reader unpickles what they say is one, so they are not offered.)
 from __future__ import annotations
 
 import importlib.util
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,6 +167,9 @@ def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
     points = torch.export.Dim("points")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about its own changes
+        logger = logging.getLogger("torch.onnx")
+        before = logger.level
+        logger.setLevel(logging.ERROR)  # it names every library that it does without
         try:
             program = torch.onnx.export(
                 predictor.eval(), (sample,), dynamo=True, input_names=["x"], output_names=["prediction"],
@@ -174,6 +178,8 @@ def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
         except Exception as error:  # whatever a user's network may bring about in there
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{key} cannot be written as onnx ({type(error).__name__}: {reason[:200]})") from None
+        finally:
+            logger.setLevel(before)
         assert program is not None
         content: bytes = program.model_proto.SerializeToString()
         options = onnxruntime.SessionOptions()

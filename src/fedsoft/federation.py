@@ -18,6 +18,9 @@ from fedsoft.seeds import generator
 Task = Literal["regression", "classification"]
 
 
+FAR = 10.0  # a mean or deviation of an input that is too large to learn from as it is
+
+
 @dataclass(frozen=True)
 class DataShape:
     """What a model must know of the data: the task, the shape of one input, and the number of outputs or classes."""
@@ -88,6 +91,21 @@ class Federation:
         sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
         points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
         return f"{len(self)} clients, {points} points and {held_out} held out, {sides} to {aim}{sources}"
+
+    @property
+    def unscaled(self) -> str | None:
+        """A sentence where inputs are far from zero mean and deviation one, which local solvers need; else None."""
+        x = self.train.x
+        if not x.is_floating_point() or len(x) < 2:
+            return None
+        flat = x.double().flatten(1)
+        mean, deviation = float(flat.mean(0).abs().max()), float(flat.std(0).max())
+        if mean <= FAR and deviation <= FAR:
+            return None
+        return (
+            f"Inputs are not scaled (means up to {mean:.3g}, deviations up to {deviation:.3g}): networks learn little "
+            "from them; bring every column to mean 0 and deviation 1"
+        )
 
     def __repr__(self) -> str:
         return f"<Federation: {self.about}>"

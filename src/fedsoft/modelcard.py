@@ -125,6 +125,13 @@ def _scores(scores: Scores) -> str:
         ]
         if scores.oracle is not None:
             lines += ["| trained on that source alone | " + " | ".join(f"{v:.4g}" for v in scores.oracle) + " |"]
+    elif scores.served:
+        lines += [f"| {scores.metric} on clients' points | all clients | clients that are mostly of it |"]
+        lines += ["| --- | --- | --- |"]
+        lines += [
+            f"| center {s} | {use.on_all:.4g} | {'-' if use.on_own is None else f'{use.on_own:.4g}'} |"
+            for s, use in enumerate(scores.served)
+        ]
     spread = scores.personal_held_out
     if spread is not None:
         rest = f"median {spread.median:.4g}, worst decile {spread.worst_decile:.4g}"

@@ -92,7 +92,7 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
         return elsewhere(spec, path, stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
     with contextlib.closing(simulation):
-        folder = RunFolder.create(path, spec, federation.fingerprint, federation.about if reads_files(spec) else "")
+        folder = RunFolder.create(path, spec, federation.fingerprint, _told(federation) if reads_files(spec) else "")
         return _carry(folder, spec, federation, simulation, stage)
 
 
@@ -113,6 +113,11 @@ def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
     with contextlib.closing(simulation):
         check_data(folder, federation)
         return (folder, True) if over else _carry(folder, spec, federation, simulation, stage)
+
+
+def _told(federation: Federation) -> str:
+    """How files were understood, and what stands in the way of learning from them."""
+    return federation.about + (f". {warning}" if (warning := federation.unscaled) else "")
 
 
 def reads_files(spec: RunSpec) -> bool:

@@ -104,6 +104,9 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
 
 def carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
     """Run or resume one run under a progress bar, with a share of the machine, then draw its figure."""
+    from fedsoft.engines import NEEDS
+    from fedsoft.errors import unknown
+    from fedsoft.machine import check_workers, memory_size
     from fedsoft.progress import Progress
     from fedsoft.reports.figures import convergence
     from fedsoft.runs import Stage, carry_on, execute
@@ -111,6 +114,10 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
     from fedsoft.training import check_device
 
     check_device(share["device"])
+    check_workers(share["workers"])
+    memory_size(share["memory"])
+    if share["engine"] not in NEEDS:
+        raise unknown("engine", share["engine"], NEEDS)
     done = 0
     if path.exists():
         known = RunFolder.open(path)
