@@ -57,7 +57,7 @@ def test_the_log_of_a_run_warns_once() -> None:
     text = io.StringIO()
     bad = {"use": [1.0, 0.0], "effective": [9.0, 0.0], "apart": [0.5, 0.5]}
     with Progress(Console(file=text, width=200), spec, 0) as progress:
-        for _ in range(9):
-            progress.update(bad)
+        for t in range(9):
+            progress.update({"round": t, **bad})
     lines = [line for line in text.getvalue().splitlines() if "warning" in line]
     assert lines == ["warning: after round 5 center 1 is hardly used: 0.0 % of the points, by 0.0 clients"]

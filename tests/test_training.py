@@ -121,7 +121,7 @@ def test_the_order_of_clients_does_not_matter(
     assert len({names for _, job, names in asked if job == "train"}) > 1  # others in other rounds
     a, b = results(one), results(other)
     assert torch.allclose(a["centers"], b["centers"], rtol=0, atol=1e-9)
-    for name in a.keys() - {"centers"}:
+    for name in a.keys() - {"centers", "quiet"}:  # all others have a row for each client
         assert torch.allclose(a[name][order].double(), b[name].double(), rtol=0, atol=1e-9), name
 
 
@@ -144,7 +144,8 @@ def test_rounds_go_on_where_the_last_one_stopped() -> None:
 def test_when_nobody_answers_everything_stays_as_it_was(K: Any) -> None:
     algorithm = fs.FedSoft(S=2, K=K)
     run = fitted(algorithm=algorithm, dropout=1.0)
-    assert same_bits(run, fitted(algorithm=algorithm, rounds=0))
+    first, last = results(fitted(algorithm=algorithm, rounds=0)), results(run)
+    assert all(torch.equal(last[name], value) for name, value in first.items())
     assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
     assert [record["answered"] for record in run.history] == [0] * 5
 
