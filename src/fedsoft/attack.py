@@ -78,3 +78,9 @@ def reference(w: Tensor, sent: Reply) -> Tensor:
     centers = centers.expand(len(w), *centers.shape) if centers.ndim == 2 else centers
     nearest = (centers - w[:, None]).square().sum(2).argmin(1)
     return centers[torch.arange(len(w), device=w.device), nearest]
+
+
+def stretched(reply: Reply, sent: Reply, size: int, factor: float) -> Reply:
+    """The same reply with every model at `c + factor (w - c)`, c being what it is an update of."""
+    update = {name: reply[name] - reference(reply[name], sent) for name in models(reply, size)}
+    return reply | {name: reply[name] + (factor - 1) * beyond for name, beyond in update.items()}

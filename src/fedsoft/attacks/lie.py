@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.attack import MIXTURES, Honest, models, reference
+from fedsoft.attack import MIXTURES, Honest, stretched
 from fedsoft.checks import settings
 from fedsoft.contract import Reply
 
@@ -32,8 +32,7 @@ class Lie(Honest):
 
     def reply(self, reply: Reply, sent: Reply, size: int, draws: Sequence[np.random.Generator]) -> Reply:
         """The false mixture or choice, and the mirrored model."""
-        false = {name: reply[name] - reference(reply[name], sent) for name in models(reply, size)}
-        told = reply | {name: reply[name] - (1 + self.scale) * update for name, update in false.items()}
+        told = stretched(reply, sent, size, -self.scale)
         for name in MIXTURES:
             if name in told:
                 count = told[name].shape[1]

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsoft.attack import Honest, models, reference
+from fedsoft.attack import Honest, stretched
 from fedsoft.checks import settings
 from fedsoft.contract import Reply
 
@@ -29,5 +29,4 @@ class SignFlip(Honest):
 
     def reply(self, reply: Reply, sent: Reply, size: int, draws: Sequence[np.random.Generator]) -> Reply:
         """Mirrored at the center."""
-        false = {name: reply[name] - reference(reply[name], sent) for name in models(reply, size)}
-        return reply | {name: reply[name] - (1 + self.scale) * update for name, update in false.items()}
+        return stretched(reply, sent, size, -self.scale)

@@ -43,7 +43,11 @@ OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds the ru
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="How many cores to use; all unless told. Results do not depend on it.")
+    int | None,
+    typer.Option(
+        "--workers",
+        help="How many cores to use; all unless told. Results do not depend on it (with Ray: but for the last bits).",
+    ),
 ]
 MemoryOption = Annotated[
     str | None,

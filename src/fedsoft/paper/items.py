@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -93,7 +94,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Item:
+class Item(abc.ABC):
     """A table or figure.
 
     Arguments:
@@ -111,13 +112,13 @@ class Item:
         """Whether the runs of that scale have the paper's settings."""
         return scale == "paper" or self.data == "synthetic"
 
+    @abc.abstractmethod
     def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
         """The runs that it needs, as far as that is known from those that are finished."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
         """All runs that it needs in the end."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
