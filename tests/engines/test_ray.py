@@ -27,8 +27,7 @@ from tests.test_conformance import NAMES, clients, federation, fitted, outcome
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "fedsoft[ray]"')
 
-from fedsoft.engines import find  # noqa: E402
-from fedsoft.engines import ray as engine_module  # noqa: E402
+from fedsoft.engines import find, raycluster  # noqa: E402
 from fedsoft.engines.ray import RayEngine  # noqa: E402
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -254,8 +253,8 @@ def test_ten_thousand_clients_on_two_workers() -> None:
     "address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999"]
 )
 def test_an_address_where_no_cluster_is(address: str) -> None:
-    with pytest.raises(fs.InputError, match=rf"address = '{address}' is not allowed: there is no Ray cluster to join"):
-        engine_module._join(address)
+    with pytest.raises(fs.InputError, match=rf"address = '{address}' is not allowed: no Ray cluster could be joined"):
+        raycluster._join(address)
 
 
 def test_what_the_engine_cannot_do_is_said() -> None:
@@ -271,7 +270,7 @@ def test_what_the_engine_cannot_do_is_said() -> None:
         with pytest.raises(fs.FedsoftError, match="is closed"):
             run.scores()
     with pytest.raises(fs.InputError, match=r"cannot send the algorithm, the model and the solver .*: .*pickle"):
-        engine_module._sendable(fs.FedAvg(), threading.Lock())
+        raycluster.sendable(fs.FedAvg(), threading.Lock())
 
 
 @pytest.mark.slow

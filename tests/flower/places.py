@@ -9,7 +9,8 @@ from typing import Any
 
 from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.nodefile import NodeConfig
-from fedsoft.engines.flower.server import FlowerEngine, Rules
+from fedsoft.engines.flower.server import FlowerEngine
+from fedsoft.engines.flower.terms import Rules
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.runs import Stage, execute
 from fedsoft.spec import RunSpec

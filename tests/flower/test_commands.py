@@ -102,3 +102,20 @@ def test_rules_are_checked(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text("quorum = 2.0\n", "utf-8")
     with pytest.raises(fs.InputError, match=r"Rules.quorum = 2.0 is not allowed"):
         rules_of(tmp_path)
+
+
+def test_a_federation_keeps_its_number_of_nodes(tmp_path: Path) -> None:
+    """Its clients are shared among them, and each remembers what it holds."""
+    Loopback(tmp_path).prepare(2)
+    with pytest.raises(fs.InputError, match=r"--nodes 3 is not allowed: the federation in '.*' has 2"):
+        Loopback(tmp_path).prepare(3)
+    Loopback(tmp_path).prepare(2)
+
+
+def test_what_is_told_when_nothing_runs(tmp_path: Path) -> None:
+    Loopback(tmp_path).prepare(2)
+    done = CliRunner().invoke(app, ["flower", "status", "--dir", str(tmp_path)])
+    assert "nothing runs: start it again with  fedsoft flower up --nodes 2" in done.output
+    done = CliRunner().invoke(app, ["flower", "down", "--dir", str(tmp_path)])
+    assert "nothing was running" in done.output
+    assert "what clients remember stay" in done.output

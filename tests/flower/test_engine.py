@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.engines.flower.server import QuorumError
+from fedsoft.engines.flower.terms import QuorumError
 from fedsoft.engines.flower.wire import Parcel, unpack
 from fedsoft.plugins import names
 from fedsoft.runs import Stage, execute

@@ -53,7 +53,8 @@ def up(
     from fedsoft.engines.flower.loopback import Loopback
 
     federation = Loopback(folder.absolute())
-    federation.up(nodes)
+    with out.status("starting a SuperLink and its nodes ..."):
+        federation.up(nodes)
     out.print(f"{nodes} nodes are up at {federation.address}, in '{folder}'", markup=False, highlight=False)
     out.print(f"run something:  fedsoft flower run synthetic-10-90 --dir {folder}", markup=False, highlight=False)
 
@@ -91,6 +92,9 @@ def status(folder: DirOption = HERE, json_: JsonOption = False) -> None:
     if json_:
         print_json(about | {"processes": rows})
         return
+    if not rows:
+        out.print(f"nothing runs: start it again with  fedsoft flower up --nodes {about['nodes']}", markup=False)
+        return
     table = Table("process", "state", title=f"{about['nodes']} nodes at {about['address']}")
     for name, state in rows.items():
         table.add_row(name, state)
@@ -106,6 +110,10 @@ def down(folder: DirOption = HERE) -> None:
     federation.settings  # noqa: B018  complains when there is none
     ended = federation.down()
     out.print(f"ended {', '.join(ended)}" if ended else "nothing was running", markup=False, highlight=False)
+    out.print(
+        f"keys, certificates and what clients remember stay in '{folder}'; delete it to forget them",
+        markup=False, highlight=False,
+    )  # fmt: skip
 
 
 @flower.command(epilog="Example:  fedsoft flower worker node.toml")

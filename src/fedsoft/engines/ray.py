@@ -7,16 +7,8 @@ wants each.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import logging
-import os
-import signal
-import socket
-import threading
-import time
-import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -27,8 +19,6 @@ import numpy as np
 import ray
 import torch
 from ray import exceptions
-from ray._private import ray_constants
-from ray._private.node import Node
 from torch import Tensor
 from typing_extensions import override
 
@@ -36,24 +26,18 @@ from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Rows, State
 from fedsoft.engines import Factory
+from fedsoft.engines.raycluster import GONE, PATIENCE, connect, idle_worker, last_line, let_go, sendable
 from fedsoft.engines.shard import Forms, Points, Shard, arrays, by_shard, cuts
 from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.host import Cost, chunk_size, size_of
 from fedsoft.local import Solver
-from fedsoft.machine import check_workers, cores
+from fedsoft.machine import check_workers
 from fedsoft.model import Model
 from fedsoft.robust import Rule
 from fedsoft.simulate import Absent, Engine
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.vault import ClientRows
-
-PATIENCE = 300.0  # seconds for Ray to start, and for a worker: a cluster may have to find room
-KNOCK = 5.0  # seconds for a cluster to open its door
-
-QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
-GONE = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError)
 
 
 def engine(address: str | None = None) -> Factory:
@@ -109,7 +93,7 @@ class RayEngine(Engine):
         self.forms: Forms = {}
         self.keys, self.gone = itertools.count(), [list[int]() for _ in self.cuts[1:]]
         self.actors: list[Any] = [None] * (len(self.cuts) - 1)
-        self.parts = _sendable(algorithm, model, solver)
+        self.parts = sendable(algorithm, model, solver)
         self._begin(range(len(self.actors)))
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -121,7 +105,7 @@ class RayEngine(Engine):
             points = Points.of(self.train, *self._span(j))
             self.wire.points += points.bytes
             names = self.names[slice(*self._span(j))]
-            self.actors[j] = _idle_worker() or ray.remote(Shard).options(**self.options).remote()
+            self.actors[j] = idle_worker() or ray.remote(Shard).options(**self.options).remote()
             earlier = None if self.before is None else Points.of(self.before, *self._span(j))
             self.wire.points += 0 if earlier is None else earlier.bytes
             settled.append(
@@ -134,7 +118,7 @@ class RayEngine(Engine):
                 f"engine 'ray' found no room for {len(made)} workers within {PATIENCE:.0f} s: use fewer --workers"
             ) from None
         except GONE as error:
-            raise FedsoftError(f"engine 'ray' could not start a worker: {_last_line(error)}") from None
+            raise FedsoftError(f"engine 'ray' could not start a worker: {last_line(error)}") from None
         if self.folder is not None:
             self.use_folder(self.folder)
 
@@ -152,11 +136,7 @@ class RayEngine(Engine):
     def close(self) -> None:
         if ray.is_initialized():
             for actor in self.actors:
-                if _ours:  # the next run need not wait for another process that imports torch
-                    actor.leave.remote()
-                    _idle.append(actor)
-                else:
-                    ray.kill(actor)
+                let_go(actor)
         self.actors = []
 
     def call(self, name: str, asked: Mapping[int, tuple[Any, ...]]) -> list[Any]:
@@ -172,7 +152,7 @@ class RayEngine(Engine):
                 raise cause from None
             raise
         except GONE as error:
-            raise WorkerLost(f"a worker of engine 'ray' is lost: {_last_line(error)}") from None
+            raise WorkerLost(f"a worker of engine 'ray' is lost: {last_line(error)}") from None
 
     def _span(self, j: int) -> tuple[int, int]:
         return int(self.cuts[j]), int(self.cuts[j + 1])
@@ -324,145 +304,3 @@ class _Memory(ClientRows):
 
     def __getitem__(self, name: str) -> Tensor:
         return self.take(np.arange(self.forms[name].rows), [name])[name]
-
-
-# --- Ray itself -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What a cluster offers: how many workers, how many of them on one machine, and what each is to reserve."""
-
-    workers: int
-    beside: int
-    cores_each: int
-
-
-_ours = False  # whether Ray was started here, for this process alone
-_idle: list[Any] = []  # workers of it that nobody uses
-
-
-def _idle_worker() -> Any | None:
-    while _idle:
-        with contextlib.suppress(*GONE):
-            ray.get((worker := _idle.pop()).ready.remote())
-            return worker
-    return None
-
-
-def connect(address: str | None, workers: int | None) -> _Place:
-    """Join the cluster, or start Ray here: on loopback, without a dashboard, and nothing is told to its makers.
-
-    What was started ends with this process, or with `ray.shutdown()`.
-    """
-    global _ours
-    if not ray.is_initialized():
-        _idle.clear()
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # workers keep what they see of devices
-        with _own_signals():
-            if address is None:
-                _start(workers or cores())
-            else:
-                _join(address)
-        _ours = address is None
-    elif address not in (None, "auto", here := ray.get_runtime_context().gcs_address):
-        raise InputError(f"address = '{address}' is not allowed: this process is at the Ray of '{here}' already")
-    if _ours:
-        many = workers or cores()
-        return _Place(many, many, 0)
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if not 1 <= (workers or 1) <= there:
-        raise InputError(f"workers = {workers} is not allowed: the cluster has {there} cores")
-    machines = sum(bool(node["Alive"]) for node in ray.nodes())
-    return _Place(workers or there, -(-(workers or there) // machines), 1)
-
-
-def _start(workers: int) -> None:
-    """A Ray of our own. It waits 15 seconds for its own processes, which is too short on a busy machine: try again."""
-    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what this process would do itself
-    until = time.monotonic() + PATIENCE
-    with _loopback():
-        while not ray.is_initialized():
-            try:
-                ray.init(address="local", num_cpus=workers, include_dashboard=False, **QUIET)
-            except Exception as error:  # it has no kind of its own
-                _end_halves(error)
-                if time.monotonic() > until:
-                    raise FedsoftError(f"Ray could not be started here: {_last_line(error)}") from None
-
-
-@contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Ray's only way to stay on loopback; its default on systems but Linux."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _end_halves(error: Exception) -> None:
-    """Ray leaves what it had started until this process ends, when it could not start the rest."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if isinstance(half := frame.f_locals.get("self"), Node):
-            half.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-
-
-def _join(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        if address != "auto":
-            if not host or "/" in host or not port.isdecimal():
-                raise ValueError("it is no address")
-            socket.create_connection((host, int(port)), timeout=KNOCK).close()  # Ray itself would try for minutes
-        with (
-            _loopback() if host in ("127.0.0.1", "localhost") and not _reached(int(port)) else contextlib.nullcontext()
-        ):
-            ray.init(address=address, **QUIET)
-    except (OSError, OverflowError, ValueError, RuntimeError, exceptions.RayError) as error:
-        raise InputError(
-            f"address = '{address}' is not allowed: there is no Ray cluster to join ({_last_line(error)}); should be "
-            "HOST:PORT of its head, or auto, on a machine that belongs to it"
-        ) from None
-
-
-def _reached(port: int) -> bool:
-    """Whether the port can be reached by the name of this machine, which is what Ray makes of a loopback address."""
-    try:
-        socket.create_connection((ray.util.get_node_ip_address(), port), timeout=KNOCK).close()
-    except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own for SIGTERM: what the process did before stays."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _sendable(*parts: Any) -> Any:
-    """Put into Ray's store what all workers need: Ray pickles it, functions and classes of the user's script too."""
-    try:
-        return ray.put(parts)
-    except Exception as error:  # whatever the user's own class may raise
-        told = _last_line(error.__cause__ or error)  # Ray's own is a page
-        raise InputError(
-            f"engine 'ray' cannot send the algorithm, the model and the solver to its workers: {told}"
-        ) from None
-
-
-def _last_line(error: BaseException) -> str:
-    """What an error says, in few words."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__).rstrip(".")

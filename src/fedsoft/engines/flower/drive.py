@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsoft.engines.flower.loopback import Loopback
-from fedsoft.engines.flower.server import Rules
+from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.runs import Stage, stop_when_asked
 from fedsoft.spec import RunSpec

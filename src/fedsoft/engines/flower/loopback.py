@@ -168,6 +168,12 @@ class Loopback:
         """Write certificates, keys and nodes that are not there yet. Each node holds its shard of a run's clients."""
         if nodes < 1:
             raise InputError(f"--nodes {nodes} is not allowed: should be at least 1")
+        there = self.settings["nodes"] if (self.folder / "federation.json").exists() else 0
+        if there not in (0, nodes):
+            raise InputError(
+                f"--nodes {nodes} is not allowed: the federation in '{self.folder}' has {there}, among which its "
+                "clients are shared; use another --dir, or delete this one"
+            )
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self.authority.exists():
             make_certificates(self.authority.parent)

@@ -9,27 +9,26 @@ keep stays with them: the run's saved state holds none of it.
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
 from fedsoft.attack import Attack
-from fedsoft.checks import settings
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, State
+from fedsoft.engines.flower.journal import Journal
+from fedsoft.engines.flower.roster import Roster
 from fedsoft.engines.flower.screen import Forms, Rows, Screen
+from fedsoft.engines.flower.terms import Post, QuorumError, Rules
 from fedsoft.engines.flower.wire import Parcel, pack
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import InputError
 from fedsoft.federation import Federation
 from fedsoft.host import Cost, size_of
 from fedsoft.local import Solver
@@ -43,48 +42,6 @@ from fedsoft.vault import Budget, ClientRows, Vault
 
 WHICH = ("train", "held_out")
 SMALL, MODELS = 2**20, 64  # an answer has at most so many bytes, and so many models for each client
-TRIES = 3  # before a node that does not say who it is is left alone
-
-
-class QuorumError(FedsoftError):
-    """Too few clients answered, again and again. The run stays as it was saved."""
-
-
-@settings
-class Rules:
-    """When an ask is over, and what is believed.
-
-    Arguments:
-        timeout: seconds that clients have for one ask; those that answer later are dropped.
-        quorum: the share of the asked clients that must answer; those that did not are asked again.
-        patience: how often they are asked again before the run is given up (it can be taken up).
-        assembly: seconds that all clients have to be there at the beginning of a run.
-        norm: how many times the median norm a model may have; 0 for any.
-    """
-
-    timeout: Annotated[float, Field(gt=0)] = 600.0
-    quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
-    patience: Annotated[int, Field(ge=0)] = 2
-    assembly: Annotated[float, Field(gt=0)] = 600.0
-    norm: Annotated[float, Field(ge=0)] = 5.0
-
-
-class Post(Protocol):
-    """Carries messages to nodes and back."""
-
-    def nodes(self) -> set[int]:
-        """The nodes that are connected."""
-        ...
-
-    def exchange(
-        self, letters: Mapping[int, tuple[str, bytes]], seconds: float
-    ) -> Iterator[tuple[int, tuple[str, bytes] | str]]:
-        """Send to nodes; what comes back until the time is over: a head and a body, or why there is none."""
-        ...
-
-    def late(self) -> list[int]:
-        """The nodes whose answers came after the time of their ask was over, since last asked."""
-        ...
 
 
 class _Elsewhere(ClientRows):
@@ -137,17 +94,15 @@ class FlowerEngine(Engine):
         super().__init__(
             algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
         )
-        self.federation, self.post, self.spec, self.rules, self.tell = federation, post, spec, rules, tell
+        self.federation, self.post, self.spec, self.rules = federation, post, spec, rules
         self.chunk, self.budget = chunk, Budget(memory_size(memory))
         self.screen = Screen(model.size, rules.norm)
-        # How many points each client has, where that is known; else the nodes tell when they come first.
-        self.counted = dict(zip(self.names, self.sizes.tolist(), strict=True)) if len(federation.train.x) else {}
-        self.homes: dict[str, int] = {}  # client to node
-        self.titles: dict[int, str] = {}  # node to the name it has given itself
-        self.silent: dict[int, int] = {}  # how often a node did not say who it is
+        counted = dict(zip(self.names, self.sizes.tolist(), strict=True)) if len(federation.train.x) else {}
+        self.journal = Journal(tell)
+        self.roster = Roster(self.names, counted, post, rules, self.journal)
         self.forms: dict[str, Forms] = {}
         self.folder: Path | None = None
-        self.experiment, self.attempt, self.asks = f"run-{secrets.token_hex(8)}", 1, 0
+        self.experiment, self.asks = f"run-{secrets.token_hex(8)}", 0
         self.tally = _Tally()
         self.scored: tuple[State, dict[str, Tensor]] | None = None
 
@@ -161,20 +116,21 @@ class FlowerEngine(Engine):
     @override
     def use_folder(self, folder: Path) -> None:
         """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
-        self.folder, path = folder, folder / "federation.json"
+        self.folder = self.journal.folder = folder
+        path = folder / "federation.json"
         known = {"experiment": f"{folder.name[:80]}-{secrets.token_hex(8)}", "attempt": 0}
         if path.exists():
             try:
                 known |= json.loads(path.read_text("utf-8"))
             except (OSError, ValueError) as error:
                 raise InputError(f"'{path}' is damaged: {error}") from None
-        self.experiment, self.attempt = str(known["experiment"]), int(known["attempt"]) + 1
-        self.counted |= known.get("sizes", {})
+        self.experiment, self.journal.attempt = str(known["experiment"]), int(known["attempt"]) + 1
+        self.roster.counted |= known.get("sizes", {})
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
-            known = {"experiment": self.experiment, "attempt": self.attempt, "sizes": self.counted}
+            known = {"experiment": self.experiment, "attempt": self.journal.attempt, "sizes": self.roster.counted}
             RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
 
     @override
@@ -190,7 +146,7 @@ class FlowerEngine(Engine):
 
     @override
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
-        self.asks, self.tally, self.scored = 0, _Tally(), None
+        self.asks, self.tally, self.scored, self.journal.t = 0, _Tally(), None, t
         state, notes = super().round(state, t, last)
         return state, notes | {"dropped": len(self.tally.dropped), "late": self.tally.late}
 
@@ -230,7 +186,9 @@ class FlowerEngine(Engine):
             good |= believed
             if len(good) >= self.rules.quorum * len(clients):
                 break
-            self.say("too few", clients=[*bad], reason=f"{len(good)} of {len(clients)} clients answered '{kind}'")
+            self.journal.say(
+                "too few", clients=[*bad], reason=f"{len(good)} of {len(clients)} clients answered '{kind}'"
+            )
         else:
             raise QuorumError(
                 f"{len(good)} of {len(clients)} clients answered '{kind}' of round {self.t}, at least "
@@ -243,29 +201,24 @@ class FlowerEngine(Engine):
         self, head: dict[str, Any], missing: list[str], clients: list[str], body: Mapping[str, Tensor],
         rows: Mapping[str, Tensor], kind: str,
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:  # fmt: skip
-        self._meet()
+        self.roster.meet(self._about({"kind": "hello"}))
         index = {client: k for k, client in enumerate(clients)}
-        groups: dict[int, list[str]] = {}
-        bad = {}
-        for client in missing:
-            if client in self.homes:
-                groups.setdefault(self.homes[client], []).append(client)
-            else:
-                bad[client] = "no node holds it"
+        groups, nowhere = self.roster.groups(missing)
+        bad = dict.fromkeys(nowhere, "no node holds it")
         letters = {}
         whole = pack(body) if not rows else b""  # the same bytes for everybody, unless each has rows of its own
         for node, names in groups.items():
             part = torch.tensor([index[name] for name in names])
             text, _ = Parcel(self._about(head) | {"clients": names}, {}).packed()
             letters[node] = (text, whole or pack({**body, **{name: value[part] for name, value in rows.items()}}))
-            self.note("down", node, head, letters[node])
+            self.journal.note("down", node, head, letters[node])
         replies, seen = [], set()
         for node, answer in self.post.exchange(letters, self.rules.timeout):
             seen.add(node)
             if isinstance(answer, str):
                 told = answer
             else:
-                self.note("up", node, head, answer)
+                self.journal.note("up", node, head, answer)
                 told, reply, cost = self._opened(node, answer, groups[node])
                 if reply is not None:
                     replies.append(reply)
@@ -279,10 +232,10 @@ class FlowerEngine(Engine):
         if good and not unlikely and kind not in self.forms:
             self.forms[kind] = replies[0].forms()
         for client, why in bad.items():
-            self.say("dropped", clients=[client], reason=why, node=self.homes.get(client), ask=head)
+            self.journal.say("dropped", clients=[client], reason=why, node=self.roster.homes.get(client), ask=head)
         for node in self.post.late():
             self.tally.late += 1
-            self.say("late", clients=[c for c, home in self.homes.items() if home == node], node=node,
+            self.journal.say("late", clients=[c for c, home in self.roster.homes.items() if home == node], node=node,
                      reason="its answer came after the time was over")  # fmt: skip
         return good, bad
 
@@ -304,86 +257,19 @@ class FlowerEngine(Engine):
             return "it told no cost", None, Cost()
         return (
             "",
-            Rows(self.titles.get(node, str(node)), clients, parcel.tensors),
+            Rows(self.journal.title(node), clients, parcel.tensors),
             Cost(*[int(value or 0) for value in spent]),
         )
 
-    # --- who is where -------------------------------------------------------------------------------------------------
-
     def _about(self, head: dict[str, Any]) -> dict[str, Any]:
         """A head with what every message says."""
-        named = {"experiment": self.experiment, "attempt": self.attempt, "spec": self.spec}
+        named = {"experiment": self.experiment, "attempt": self.journal.attempt, "spec": self.spec}
         return head | named | ({"chunk": self.chunk} if self.chunk is not None else {})
 
     def _assemble(self) -> None:
-        """Wait until all clients are there at the beginning of a run, or enough of them when it is taken up."""
-        end = time.monotonic() + self.rules.assembly
-        while True:
-            self._meet()
-            missing = [client for client in self.names if client not in self.homes]
-            if not missing:
-                break
-            enough = len(self.names) - len(missing) >= self.rules.quorum * len(self.names)
-            if time.monotonic() > end:
-                if enough and self.attempt > 1 and self.counted.keys() >= set(self.names):
-                    self.say("absent", clients=missing, reason="not there when the run was taken up")
-                    break
-                some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-                raise QuorumError(
-                    f"{len(missing)} of {len(self.names)} clients are not there after {self.rules.assembly:g} s: {some}"
-                )
-            time.sleep(0.5)
-        self.sizes = torch.tensor([self.counted[name] for name in self.names], device=self.device)
+        self.roster.assemble(self._about({"kind": "hello"}))
+        self.sizes = torch.tensor([self.roster.counted[name] for name in self.names], device=self.device)
         self._remember()
-
-    def _meet(self) -> None:
-        """Ask nodes that are new who they are."""
-        here = self.post.nodes()
-        for client, node in list(self.homes.items()):
-            if node not in here and len(here - set(self.homes.values())):
-                del self.homes[client]  # its node may have come back under another number
-        strangers = here - set(self.homes.values()) - {node for node, count in self.silent.items() if count >= TRIES}
-        if not strangers:
-            return
-        head = {"kind": "hello"}
-        letters = {node: Parcel(self._about(head), {}).packed() for node in sorted(strangers)}
-        for node, letter in letters.items():
-            self.note("down", node, head, letter)
-        for node, answer in self.post.exchange(letters, self.rules.timeout):
-            if isinstance(answer, str):
-                self.silent[node] = self.silent.get(node, 0) + 1
-                self.say("unknown", node=node, reason=answer)
-                continue
-            self.note("up", node, head, answer)
-            if told := self._introduced(node, answer):
-                self.silent[node] = TRIES
-                self.say("refused", node=node, reason=told)
-
-    def _introduced(self, node: int, answer: tuple[str, bytes]) -> str:
-        """Take a node in; or why not."""
-        try:
-            head = Parcel.unpacked(*answer).head
-        except InputError as error:
-            return str(error)
-        if "refused" in head:
-            return str(head["refused"])
-        clients, sizes = head.get("clients"), head.get("sizes")
-        if not isinstance(clients, list) or not isinstance(sizes, list) or not 0 < len(clients) == len(sizes):
-            return "it does not tell its clients and their sizes"
-        for client, size in zip(clients, sizes, strict=True):
-            if client not in self.names:
-                return f"client '{client}' is not of this federation"
-            if client in self.homes:
-                return f"client '{client}' is at node '{self.titles[self.homes[client]]}' already"
-            if type(size) is not int or size < 1:
-                return f"client '{client}' has {size} points"
-            if size != self.counted.get(client, size):
-                return f"client '{client}' has {size} points, had {self.counted[client]}"
-        self.titles[node] = str(head.get("node"))[:100]
-        for client, size in zip(clients, sizes, strict=True):
-            self.homes[client], self.counted[client] = node, size
-        self.say("joined", node=node, clients=clients, reason="")
-        return ""
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
@@ -402,62 +288,29 @@ class FlowerEngine(Engine):
         return self.scored[1]["train" if data is self.federation.train else "held_out"]
 
     def _scores(self, body: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        self._meet()
+        self.roster.meet(self._about({"kind": "hello"}))
         head, index = {"kind": "scores"}, {name: k for k, name in enumerate(self.names)}
-        groups: dict[int, list[str]] = {}
-        for client, node in self.homes.items():
-            groups.setdefault(node, []).append(client)
+        groups, _ = self.roster.groups(self.names)
         letters = {}
         for node, names in groups.items():
             part = torch.tensor([index[name] for name in names])
             sent = {**body, **{name: value[part] for name, value in rows.items()}}
             letters[node] = Parcel(self._about(head) | {"clients": names}, sent).packed()
-            self.note("down", node, head, letters[node])
+            self.journal.note("down", node, head, letters[node])
         found: dict[str, dict[str, Tensor]] = {}
         for node, answer in self.post.exchange(letters, self.rules.timeout):
             told, reply = answer if isinstance(answer, str) else "", None
             if not isinstance(answer, str):
-                self.note("up", node, head, answer)
+                self.journal.note("up", node, head, answer)
                 told, reply, _ = self._opened(node, answer, groups[node])
             like = (torch.float64, (len(groups[node]),))
             sent = {} if reply is None else reply.tensors
             if sent.keys() == set(WHICH) and all((t.dtype, tuple(t.shape)) == like for t in sent.values()):
                 found |= {client: {which: sent[which][k] for which in WHICH} for k, client in enumerate(groups[node])}
                 continue
-            self.say("unscored", node=node, clients=groups[node], reason=told or "its scores have a wrong form")
+            self.journal.say("unscored", node=node, clients=groups[node], reason=told or "its scores have a wrong form")
         return found
 
     @override
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
         raise InputError(f"client '{self.names[k]}' keeps its personal model at its node: predict there")
-
-    # --- logs ---------------------------------------------------------------------------------------------------------
-
-    def say(self, event: str, *, reason: str, clients: list[str] | None = None, node: int | None = None,
-            ask: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        """Log what happened to clients, by name."""
-        about = {key: ask[key] for key in ("job", "ask") if ask and key in ask}
-        title = None if node is None else self.titles.get(node, str(node))
-        self._append("federation.jsonl", {
-            "event": event, "round": self.t, "attempt": self.attempt, **about, "node": title, "clients": clients or [],
-            "reason": reason,
-        })  # fmt: skip
-        names = clients or []
-        who = f" {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
-        at = f" at node '{title}'" if title else ""
-        self.tell(f"round {self.t}: {event}{who}{at}{f': {reason}' if reason else ''}")
-
-    def note(self, way: str, node: int, head: Mapping[str, Any], letter: tuple[str, bytes]) -> None:
-        """Log a message that crosses the wire: what kind, and how long."""
-        about = {key: head[key] for key in ("kind", "job", "ask") if key in head}
-        self._append("wire.jsonl", {
-            "way": way, "round": self.t, "attempt": self.attempt, **about, "node": self.titles.get(node, str(node)),
-            "head": len(letter[0].encode()), "body": len(letter[1]),
-        })  # fmt: skip
-
-    def _append(self, name: str, entry: dict[str, Any]) -> None:
-        if self.folder is not None:
-            with (self.folder / name).open("ab") as file:
-                file.write(json.dumps(entry).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())

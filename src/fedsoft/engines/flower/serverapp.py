@@ -20,7 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedsoft.engines.flower.clientapp import RECORD
-from fedsoft.engines.flower.server import FlowerEngine, Rules
+from fedsoft.engines.flower.server import FlowerEngine
+from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.runs import Stage, execute
 from fedsoft.spec import RunSpec
