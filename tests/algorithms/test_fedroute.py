@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.algorithms.fedroute import PHASES, SHARE
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
@@ -56,18 +58,17 @@ def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, rng: np.random.Genera
 
 def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Routed rounds as they are written: client by client, point by point, center by center."""
-    S, u, doubts = len(c), [np.full(len(c), 1 / len(c)) for _ in pairs], []
+    S, u, losses = len(c), [np.full(len(c), 1 / len(c)) for _ in pairs], []
     for t in range(rounds):
-        total, given, entropy, points = np.zeros_like(c), np.zeros(S), 0.0, 0
+        total, given, expected, points = np.zeros_like(c), np.zeros(S), 0.0, 0
         for k, (xs, ys) in enumerate(pairs):
             x, y = xs.numpy(), ys.numpy()
             prior = np.full(S, 1 / S) if t == 0 else (1 - eps) * u[k] + eps / S
-            q = np.array(
-                [[prior[s] * np.exp(-cross_entropy(c[s], x[i], y[i])) for s in range(S)] for i in range(len(y))]
-            )
+            each = np.array([[cross_entropy(c[s], x[i], y[i]) for s in range(S)] for i in range(len(y))])
+            q = prior * np.exp(-each)
             q = q / q.sum(1, keepdims=True)
             u[k] = q.mean(0)
-            entropy -= float((q * np.log(q)).sum()) / np.log(S)
+            expected += float((q * each).sum())
             points += len(y)
             for s in range(S):
                 mine = q.argmax(1) == s
@@ -75,27 +76,27 @@ def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[
                     total[s] += mine.sum() * local_sgd(c[s], x[mine], y[mine], generator(0, "batches", t, str(k)))
                 given[s] += mine.sum()
         c = np.array([total[s] / given[s] if given[s] else c[s] for s in range(S)])
-        doubts.append(entropy / points)
-    return c, np.array(u), doubts
+        losses.append(expected / points)
+    return c, np.array(u), losses
 
 
 def test_routed_rounds_equal_the_plain_loop() -> None:
     pairs = class_clients()
-    run = fitted(fs.FedRoute(S=3, first="xavier", hard=0, doubt=1.0), pairs, 4, SOFTMAX)
+    run = fitted(fs.FedRoute(S=3, first="xavier", hard=0, trial=0), pairs, 4, SOFTMAX)
     first = torch.stack([run.model.draw(generator(0, "center", s)) for s in range(3)]).double().numpy()
-    c, u, doubts = plain_rounds(pairs, first, 4, 0.05)
+    c, u, losses = plain_rounds(pairs, first, 4, 0.05)
     assert run.state["centers"].numpy() == pytest.approx(c, abs=1e-9)
     assert run.state["u"].numpy() == pytest.approx(u, abs=1e-9)
-    assert [record["doubt"] for record in run.history] == pytest.approx(doubts, abs=1e-9)
+    assert [record["routed_loss"] for record in run.history] == pytest.approx(losses, abs=1e-9)
     assert np.abs(c - first).max() > 0.05
 
 
 def test_every_point_is_used_once_whatever_S_is() -> None:
     for S in (1, 2, 5):
-        run = fitted(fs.FedRoute(S=S, first="xavier", hard=0), class_clients(), 1, SOFTMAX)
+        run = fitted(fs.FedRoute(S=S, first="xavier", hard=0, trial=0), class_clients(), 1, SOFTMAX)
         assert run.history[0]["gradients"] == SGD.epochs * sum(RAGGED)
         assert run.history[0]["evaluations"] == S * sum(RAGGED)
-    sent = 5 * (12 + 1 + 1) + 2  # of the last: S models, counts and shares; doubt and residual
+    sent = 5 * (12 + 1 + 1) + 1  # of the last: S models, counts and shares; the loss
     assert run.history[0]["bytes_up"] == 8 * len(RAGGED) * sent
 
 
@@ -111,7 +112,7 @@ def test_hard_rounds_are_those_of_ifca_where_clients_are_equally_large() -> None
 def test_priors_are_open_in_the_first_routed_round_of_everybody() -> None:
     """A client that was hard in round 0 and absent in round 1 has an even prior in round 2."""
     pairs = class_clients()
-    simulation, state = at(fs.FedRoute(S=2, first="xavier", hard=1, doubt=1.0), pairs, SOFTMAX)
+    simulation, state = at(fs.FedRoute(S=2, first="xavier", hard=1, trial=0), pairs, SOFTMAX)
     simulation.absent = lambda job, t, names: np.array([t == 1 and name == "3" for name in names])
     with torch.no_grad():
         for t in range(2):
@@ -129,7 +130,7 @@ def test_priors_are_open_in_the_first_routed_round_of_everybody() -> None:
 @pytest.mark.parametrize("model", [SOFTMAX, fs.models.mlp(hidden=[4])], ids=["softmax", "mlp"])
 def test_neither_chunks_nor_workers_nor_the_order_of_clients_matter(model: Any) -> None:
     pairs, names, order = class_clients(), [f"client {k}" for k in range(8)], [3, 7, 0, 2, 6, 1, 5, 4]
-    algorithm = fs.FedRoute(S=2, K=6, warm=1, hard=1, doubt=1.0)
+    algorithm = fs.FedRoute(S=2, K=6, warm=1, hard=1, trial=0)
 
     def run(**options: Any) -> Run:
         return fitted(algorithm, options.pop("pairs", pairs), 6, model, names=options.pop("names", names), **options)
@@ -201,26 +202,44 @@ def test_sources_are_found_to_the_noise(S: int) -> None:
     assert scores.recovery < 0.03
 
 
-# --- doubt ------------------------------------------------------------------------------------------------------------
+# --- the trial --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("course", "joined"),
+    ("routed", "hard", "left", "phase"),
     [
-        ([0.9, 0.9, 0.9], False),  # too early
-        ([0.9, 0.9, 0.9, 0.8], True),  # does not fall
-        ([0.9, 0.8, 0.75, 0.71], False),  # falls by a fifth in three rounds
-        ([0.9, 0.6, 0.45, 0.38, 0.38, 0.38, 0.38, 0.38], False),  # was low enough
-        ([0.9, 0.6, 0.5, 0.45, 0.44], False),
-        ([0.9, 0.6, 0.5, 0.45, 0.45, 0.45, 0.44], True),
+        (0.66, 1.0, 4, "routed"),
+        (0.68, 1.0, 4, "trial"),
+        (0.68, 1.0, 1, "hard"),  # the last round of it
+        (0.66, 1.0, 1, "routed"),
+        (None, 1.0, 2, "trial"),  # none of its clients was drawn, or answered
+        (0.1, None, 2, "trial"),
     ],
 )
-def test_routing_is_given_up_when_doubt_stays(course: list[float], joined: bool) -> None:
-    kept, c = torch.zeros(2, 3), torch.ones(2, 3)
-    state = {"centers": c, "kept": kept, "course": torch.tensor(course), "joined": torch.tensor(False)}
-    found = fs.FedRoute(S=2).judged(state)
-    assert bool(found["joined"]) == joined
-    assert torch.equal(found["centers"], kept if joined else c)
+def test_routing_has_to_show_its_worth(routed: float | None, hard: float | None, left: int, phase: str) -> None:
+    notes = {"routed_loss": routed, "hard_loss": hard}
+    state = {"centers": torch.ones(2, 3), "tried": torch.zeros(2, 3), "left": torch.tensor(left)}
+    found = fs.FedRoute(S=2).judged(state, {name: value for name, value in notes.items() if value is not None})
+    assert PHASES[int(found["phase"])] == phase
+    assert torch.equal(found["centers"], state["centers"])  # those of the trial are made by few
+
+
+def test_the_trial_leaves_hard_centers_to_the_others() -> None:
+    """Its clients, a part of all that was drawn once, route with centers of their own."""
+    pairs = class_clients((9,) * 10)
+    simulation, state = at(fs.FedRoute(S=2, first="xavier", hard=1, gain=1e-9), pairs, SOFTMAX)
+    asked: list[tuple[str, list[int]]] = []
+    carry = simulation.carry
+    simulation.carry = lambda job, ids, *rest: (asked.append((job, ids.tolist())), carry(job, ids, *rest))[1]
+    with torch.no_grad():
+        state, _ = simulation.round(state, 0)
+        for t in range(1, 6):
+            state, notes = simulation.round(state, t)
+    tries = torch.nonzero(state["trial_k"])[:, 0].tolist()
+    others = [k for k in range(10) if k not in tries]
+    assert len(tries) == math.ceil(SHARE * 10)
+    assert asked == [("choose", [*range(10)]), *[("choose", others), ("route", tries)] * 4, ("choose", [*range(10)])]
+    assert notes["phase"] == "hard"
 
 
 def conflicting(conflict: bool) -> fs.Federation:
@@ -249,9 +268,9 @@ def test_labels_that_conflict_are_taken_apart_and_others_are_not() -> None:
         [float((run.predict(x, center=s).argmax(1) == label).double().mean()) for label in (y, 3 - y)] for s in (0, 1)
     ]
     assert np.max(hits, axis=0).min() > 0.9
-    assert not bool(run.state["joined"])
-    assert bool(alike.state["joined"])
+    assert [record["phase"] for record in run.history][-1] == "routed"
     assert [record["phase"] for record in alike.history][-1] == "hard"
+    assert "trial" in [record["phase"] for record in alike.history]
     hits = [float((alike.predict(x, center=s).argmax(1) == y).double().mean()) for s in (0, 1)]
     assert min(hits) > 0.9
 
@@ -265,7 +284,7 @@ def test_a_center_that_nobody_uses_is_replaced_when_asked() -> None:
     useless = torch.stack([good, -50 * good])
     ends = {}
     for reseed in (False, True):
-        algorithm = fs.FedRoute(S=2, first="xavier", hard=0, doubt=1.0, reseed=reseed)
+        algorithm = fs.FedRoute(S=2, first="xavier", hard=0, trial=0, reseed=reseed)
         simulation, state = at(algorithm, pairs, SOFTMAX, centers=useless)
         with torch.no_grad():
             state, _ = simulation.round(state, 0)
@@ -278,7 +297,7 @@ def test_a_center_that_nobody_uses_is_replaced_when_asked() -> None:
 def test_predictions_are_mixtures_or_the_main_center() -> None:
     pairs = class_clients()
     run, main = (
-        fitted(fs.FedRoute(S=2, first="xavier", hard=0, predict_with=how), pairs, 2, SOFTMAX)
+        fitted(fs.FedRoute(S=2, first="xavier", hard=0, trial=0, predict_with=how), pairs, 2, SOFTMAX)
         for how in ("mixture", "largest")
     )
     x, u = pairs[1][0], run.simulation.memory["u"][1]
@@ -304,7 +323,7 @@ def test_parts_of_a_client_are_solved_as_clients_of_their_own() -> None:
     assert site.work.gradients.tolist() == [SGD.epochs * n for n in RAGGED]
 
 
-@pytest.mark.parametrize("setting", [{"S": 0}, {"eps": 1.0}, {"first": "cold"}, {"doubt": 2.0}, {"trial": 0}])
+@pytest.mark.parametrize("setting", [{"S": 0}, {"eps": 1.0}, {"first": "cold"}, {"gain": 0.0}, {"trial": -1}])
 def test_settings_out_of_range_are_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=rf"FedRoute\.{next(iter(setting))} = "):
         fs.FedRoute(**setting)

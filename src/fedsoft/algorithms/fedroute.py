@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
 from fedsoft.collapse import unused
-from fedsoft.contract import Answer, Ask, Memory, Reply, Site, State, job
+from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
 from fedsoft.mixing import Participants, average, check_participants, one_hot, participants, posterior
 from fedsoft.model import as_numbers, squared_loss
 from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedRoute"]
 
-FALLS = 0.8  # doubt above this share of what it was `trial` rounds before does not fall any more
+HARD, TRIAL, ROUTED = range(3)
+PHASES = ("hard", "trial", "routed")
+SHARE = 0.3  # of the clients take part in the trial
 
 
 @settings
@@ -38,9 +42,11 @@ class FedRoute(Starts):
     hard rounds, centers would explain the mixed data that they were made of and stay mixtures.
 
     Points are worth routing only where sources conflict. Where one model explains them all, parting the points just
-    leaves every center with less. This shows in the doubt, the mean entropy of q as a share of log S: it falls below
-    the setting within a few rounds, or it stops falling above it. In that case the centers go back to where they were
-    before, and hard rounds go on from there: the better for the common start.
+    leaves every center with less, and centers become specialists of nothing in particular. So routing has to show its
+    worth, in a trial beside the hard rounds: a few clients route their points to centers that began as copies of the
+    hard ones. As soon as the loss of points under the centers that they are given to is at most `gain` times that of
+    the other clients under the hard centers, everybody routes to these, and the copies are forgotten. If that does not
+    happen within `trial` rounds, hard rounds go on.
 
     With squared loss exp(-l) is that of a Gaussian: l_s(i) = r_s(i)^2 / (2 s2), s2 being the mean of q_i(s) r_s(i)^2
     over all points of the last round, and at first that of min_s r_s(i)^2 at the client. Models that are linear in
@@ -58,8 +64,8 @@ class FedRoute(Starts):
             task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
         warm: these rounds; none where least squares tell the corners.
         hard: hard rounds before points are routed.
-        doubt: routing goes on below, and is given up when it stays above.
-        trial: rounds in which doubt has to fall by a fifth as long as it is above.
+        trial: rounds in which routing may show its worth; 0 to route without.
+        gain: the loss of routed points that is good enough, as a share of the loss of hard clients.
         eps: share of the prior that is even.
         reseed: a center that is hardly used (less than a tenth of an even share of the points) is replaced in a routed
             round by what the client of the largest loss made of its main center, and priors are opened again.
@@ -84,8 +90,8 @@ class FedRoute(Starts):
     first: First = "warm"
     warm: Annotated[int, Field(ge=0)] = 6
     hard: Annotated[int, Field(ge=0)] = 6
-    doubt: Annotated[float, Field(ge=0, le=1)] = 0.4
-    trial: Annotated[int, Field(ge=1)] = 3
+    trial: Annotated[int, Field(ge=0)] = 4
+    gain: Annotated[float, Field(gt=0)] = 0.67
     eps: Annotated[float, Field(ge=0, lt=1)] = 0.05
     reseed: bool = False
     predict_with: Literal["mixture", "largest"] = "mixture"
@@ -95,14 +101,16 @@ class FedRoute(Starts):
         check_participants("FedRoute", self.K, clients)
 
     def init(self, site: Site, clients: int) -> State:
-        """First centers and even shares. `kept`: the centers of the last hard round. `course`: doubts so far."""
+        """First centers and even shares. `tried`: the centers of the trial. `left`: its rounds."""
         linear = site.model.features is not None
         state = first_state(site, self.S, "simplex" if linear and self.first == "warm" else self.first, self.warm)
         c = state["centers"]
-        s2 = c.new_tensor(0.0 if site.model.loss is squared_loss else 0.5)  # 0: not known yet, 1/2: as it is
-        flags = {"linear": torch.tensor(linear), "joined": torch.tensor(self.S == 1 and not linear)}
-        return state | flags | {
-            "u": c.new_full((clients, self.S), 1 / self.S), "s2": s2, "kept": c.clone(), "course": c.new_zeros(0)
+        phase = ROUTED if linear else HARD if self.S == 1 else TRIAL if self.trial else ROUTED
+        return state | {
+            "u": c.new_full((clients, self.S), 1 / self.S),
+            "s2": c.new_tensor(0.0 if site.model.loss is squared_loss else 0.5),  # 0: not known yet, 1/2: as it is
+            "linear": torch.tensor(linear), "phase": torch.tensor(phase), "left": torch.tensor(self.trial),
+            "tried": c.clone(), "trial_k": torch.zeros(clients, dtype=torch.bool, device=c.device),
         }  # fmt: skip
 
     def enrol(self, site: Site) -> Memory:
@@ -111,52 +119,69 @@ class FedRoute(Starts):
         return {"u": u, "open": torch.ones(len(site), dtype=torch.bool, device=u.device)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """The start; hard rounds; then routed ones, as long as points can be told apart."""
+        """The start; hard rounds; a trial beside them; then routed ones, if that is worth it."""
         if (age := age_of(state, t)) < 0:
             return start(state, ask, self.K)
-        ids = participants(ask, self.K)
-        linear = bool(state["linear"])
-        routed = linear or (age >= self.hard and not bool(state["joined"]))
-        job = "gather" if linear else "route" if routed else "choose"
-        answer = ask(job, ids, centers=state["centers"], s2=state["s2"])
-        state = state | older(state) | {"u": answer.update("u", state["u"])}
-        notes: dict[str, Any] = {"selected": len(ids), "answered": len(answer.ids)}
-        if not routed:
-            weights = state["u"][answer.ids].T.double() * ask.sizes[answer.ids]
-            c = average(answer["w"], weights, old=state["centers"])
-            return state | {"centers": c, "kept": c}, notes | {"phase": "hard"}
-        if len(answer.ids):
-            state = self.shared(state, ask, answer)
-            notes["doubt"] = float(state["course"][-1])
-            if not linear:
-                state = self.judged(self.reseeded(state, ask, answer) if self.reseed else state)
-        return state, notes | {"phase": "routed"}
+        ids, phase = participants(ask, self.K), int(state["phase"])
+        if age < self.hard and not bool(state["linear"]):
+            phase = HARD
+        state, notes = state | older(state), {"selected": len(ids), "answered": 0, "phase": PHASES[phase]}
+        if phase == HARD:
+            return self.hardened(state, ask, ids, notes), notes
+        if phase == ROUTED:
+            return self.routed(state, ask, ids, notes, "centers"), notes
+        state = self.begun(state, ask)
+        tries = state["trial_k"].cpu().numpy()[ids]
+        state = self.hardened(state, ask, ids[~tries], notes)
+        return self.judged(self.routed(state, ask, ids[tries], notes, "tried"), notes), notes
 
-    def shared(self, state: State, ask: Ask, answer: Answer) -> State:
-        """Centers from the points that they were given, and the scale and the doubt of this round."""
-        c, n = state["centers"], ask.sizes[answer.ids].double()[None]
-        each = torch.ones_like(n)
-        given = answer["n"].weighted(each)[0][:, None]
-        total = answer["sum"].weighted(each)[0]
-        if "gram" in answer:
+    def hardened(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any]) -> State:
+        """After a hard round of these clients."""
+        answer = ask("choose", ids, centers=state["centers"])
+        notes["answered"] += len(answer.ids)
+        if not len(answer.ids):
+            return state
+        notes["hard_loss"] = _mean(ask, answer, "loss")
+        u = answer.update("u", state["u"])
+        weights = u[answer.ids].T.double() * ask.sizes[answer.ids]
+        return state | {"u": u, "centers": average(answer["w"], weights, old=state["centers"])}
+
+    def routed(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any], which: str) -> State:
+        """After a routed round: centers from the points that they were given, and the scale of the noise."""
+        c, linear = state[which], bool(state["linear"])
+        answer = ask("gather" if linear else "route", ids, centers=c, s2=state["s2"])
+        notes["answered"] += len(answer.ids)
+        if not len(answer.ids):
+            return state
+        each = c.new_ones((1, len(answer.ids)), dtype=torch.float64)
+        given, total = answer["n"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
+        if linear:
             gram = answer["gram"].weighted(each)[0]
             total = torch.linalg.pinv(gram, hermitian=True) @ (total[:, :, None] - gram @ c.double()[:, :, None])
             new = c.double() + total[:, :, 0]  # of several minima the nearest, so a center without points stays
         else:
             new = torch.where(given > 0, total / given.clamp(min=1), c.double())
-        residual, doubt = (answer[name].weighted(n / n.sum())[0].to(c.dtype) for name in ("residual", "doubt"))
-        known = float(state["s2"]) == 0.5
-        s2 = state["s2"] if known else residual.clamp(min=torch.finfo(c.dtype).tiny)
-        return state | {"centers": new.to(c.dtype), "s2": s2, "course": torch.cat([state["course"], doubt[None]])}
+        loss = notes["routed_loss"] = _mean(ask, answer, "loss")
+        s2 = state["s2"] if float(state["s2"]) == 0.5 else c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
+        state = state | {"u": answer.update("u", state["u"]), which: new.to(c.dtype), "s2": s2}
+        return self.reseeded(state, ask, answer) if self.reseed and not linear and which == "centers" else state
 
-    def judged(self, state: State) -> State:
-        """Give routing up when doubt stays."""
-        course = state["course"]
-        if float(course.min()) <= self.doubt or len(course) <= self.trial:
+    def begun(self, state: State, ask: Ask) -> State:
+        """The trial's clients, drawn once, and its first centers."""
+        if bool(state["trial_k"].any()):
             return state
-        if float(course[-1]) <= FALLS * float(course[-1 - self.trial]):
-            return state
-        return state | {"centers": state["kept"], "joined": torch.ones_like(state["joined"])}
+        draws = np.array([g.random() for g in ask.generators("trial")])
+        few = torch.as_tensor(np.argsort(draws)[: math.ceil(SHARE * len(draws))], device=state["u"].device)
+        return state | {"trial_k": state["trial_k"].index_fill(0, few, True), "tried": state["centers"]}
+
+    def judged(self, state: State, notes: Mapping[str, Any]) -> State:
+        """Everybody routes when that has shown its worth; it is given up when the trial is over."""
+        if notes.get("routed_loss", math.inf) <= self.gain * notes.get("hard_loss", 0.0):
+            return state | {
+                "phase": torch.tensor(ROUTED)
+            }  # from the hard centers: few clients have made the tried ones
+        left = int(state["left"]) - 1
+        return state | {"left": torch.tensor(left), "phase": torch.tensor(TRIAL if left else HARD)}
 
     def reseeded(self, state: State, ask: Ask, answer: Answer) -> State:
         """See the setting."""
@@ -164,7 +189,7 @@ class FedRoute(Starts):
         poor = unused((use / use.sum()).tolist())
         if not poor:
             return state
-        worst = int(answer.rows("residual", like=use).argmax())
+        worst = int(answer.rows("loss", like=use).argmax())
         u = state["u"][answer.ids[worst]]
         main = int(u.argmax())
         weights = one_hot(torch.tensor([worst]), len(answer.ids)).double()
@@ -183,10 +208,10 @@ class FedRoute(Starts):
     def choose(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """A hard round, as IFCA: all points for the center of the smallest mean loss."""
         c = shared["centers"]
-        s = site.data.mean_by_client(site.losses(c)).argmin(1)
+        loss, s = site.data.mean_by_client(site.losses(c)).min(1)
         w, _ = site.solve(c[s])
         u = one_hot(s, self.S).to(c.dtype)
-        return mine | {"u": u, "open": torch.ones_like(mine["open"])}, {"u": u, "w": w}
+        return mine | {"u": u, "open": torch.ones_like(mine["open"])}, {"u": u, "w": w, "loss": loss / _outputs(site)}
 
     @job
     def route(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
@@ -228,13 +253,20 @@ class FedRoute(Starts):
     def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Memory, Reply]:
         """The posterior of every point, what the client keeps of it, and what it tells of it."""
         data, losses = site.data, site.losses(shared["centers"])
-        outputs = data.y[:1].numel() if site.model.loss is squared_loss else 1
-        nearest = (data.mean_by_client(losses.amin(1)) / outputs).clamp(min=torch.finfo(losses.dtype).tiny)
+        nearest = (data.mean_by_client(losses.amin(1)) / _outputs(site)).clamp(min=torch.finfo(losses.dtype).tiny)
         s2 = torch.where(shared["s2"] > 0, shared["s2"], nearest)
         prior = torch.where(mine["open"][:, None], 1 / self.S, (1 - self.eps) * mine["u"] + self.eps / self.S)
         q = posterior(losses, prior[data.owners], s2[data.owners, None])
-        u = data.mean_by_client(q)
-        doubt = data.mean_by_client(torch.special.entr(q).sum(1)) / math.log(max(2, self.S))
-        residual = data.mean_by_client((q * losses).sum(1)) / outputs
-        kept = mine | {"u": u, "open": torch.zeros_like(mine["open"])}
-        return q, kept, {"u": u, "doubt": doubt, "residual": residual}
+        u, loss = data.mean_by_client(q), data.mean_by_client((q * losses).sum(1)) / _outputs(site)
+        return q, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
+
+
+def _outputs(site: Site) -> int:
+    """What a squared loss is summed over."""
+    return site.data.y[:1].numel() if site.model.loss is squared_loss else 1
+
+
+def _mean(ask: Ask, answer: Answer, name: str) -> float:
+    """Over all points of those who answered."""
+    n = ask.sizes[answer.ids].double()[None]
+    return float(answer[name].weighted(n / n.sum())[0])
