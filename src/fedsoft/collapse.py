@@ -33,6 +33,22 @@ def unused(use: Sequence[float]) -> list[int]:
     return [s for s, share in enumerate(use) if share < HARDLY / len(use)]
 
 
+def reseeded(centers: Tensor, u: Tensor, n: Tensor, w: Tensor) -> Tensor:
+    """The same centers, the first that is hardly used replaced by the client model that is farthest from all others.
+
+    Arguments:
+        centers, u, n: as in `use_of`.
+        w: models `[m, P]` that clients have made in this round.
+    """
+    use = use_of(centers, u, n)["use"]
+    poor = unused(use)
+    if not poor or not len(w):
+        return centers
+    used = [s for s in range(len(centers)) if s not in poor]
+    away = torch.cdist(w.double(), centers[used].double(), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    return centers.index_copy(0, torch.tensor(poor[:1], device=w.device), w[away.argmax()][None].to(centers.dtype))
+
+
 def complaints(record: Mapping[str, Any]) -> list[str]:
     """What is wrong with the centers after a round, a sentence each. While all of them are one on purpose, nothing."""
     if "use" not in record or record.get("phase") == "pooled":

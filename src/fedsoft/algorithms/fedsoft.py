@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
+from fedsoft.collapse import reseeded
 from fedsoft.contract import Answer, Ask, Memory, Reply, Site, State, job, prefixed, under
 from fedsoft.errors import InputError
 from fedsoft.mixing import (
@@ -68,6 +69,8 @@ class FedSoft(Starts):
         first: where centers start: each a draw of its own (`xavier`), the corners of everybody's own models after one
             task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
         warm: these rounds.
+        reseed: before an estimation, a center that is hardly used (less than a tenth of an even share of the points) is
+            replaced by the client model that is farthest from the others.
 
     Cost: one task per client drawn, whatever S is, and every tau rounds S evaluations of everybody's points; S models
         down, one up.
@@ -93,6 +96,7 @@ class FedSoft(Starts):
     aggregate: Literal["mean", "unmix"] = "mean"
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
+    reseed: bool = False
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
@@ -130,6 +134,8 @@ class FedSoft(Starts):
             c = self.unmixed(ask, answer, u, c)
         else:
             c = average(answer["w"], sel[:, answer.ids], old=c)
+        if self.reseed and (t + 1) % self.tau == 0:
+            c = reseeded(c, u, ask.sizes, answer.rows("w", like=c))
         return {"centers": c, "u": u} | older(state), {"selected": len(union), "answered": len(answer.ids)}
 
     def unmixed(self, ask: Ask, answer: Answer, u: Tensor, c: Tensor) -> Tensor:

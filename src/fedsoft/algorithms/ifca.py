@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
+from fedsoft.collapse import reseeded
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
@@ -32,6 +33,8 @@ class IFCA:
         K: clients drawn in a round, or "all".
         average: whether clients send a locally trained model or one gradient over all their points.
         lr: the paper's gamma, the server's step for `average = gradient`.
+        reseed: with `average = model`, a center that is hardly used (less than a tenth of an even share of the points)
+            is replaced by the client model that is farthest from the others.
 
     Cost: one task per client drawn (one gradient for `average = gradient`), and S evaluations of its points; S models
         down, one up.
@@ -51,6 +54,7 @@ class IFCA:
     K: Participants = "all"
     average: Literal["model", "gradient"] = "model"
     lr: Annotated[float, Field(gt=0)] = 0.1
+    reseed: bool = False
 
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
@@ -73,6 +77,7 @@ class IFCA:
         u = state["u"].index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
         if self.average == "model":
             c = average(answer["w"], chosen.T.double(), old=c)
+            c = reseeded(c, u, ask.sizes, answer.rows("w", like=c)) if self.reseed else c
         else:
             c = c - self.lr * average(answer["gradient"], chosen.T.double(), old=torch.zeros_like(c))
         return {"centers": c, "u": u}, {"selected": len(ids), "answered": len(answer.ids)}
