@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedsoft.reports import parts
+from fedsoft.reports.behind import behind
 from fedsoft.reports.cells import Values, column, known, mean_of
 from fedsoft.reports.clients import Clients
 from fedsoft.reports.comparison import MOST_SOURCES
@@ -39,7 +40,7 @@ def comparison_page(groups: Sequence[Group], made_by: str = "") -> Page:
     clients = {label: found for label, (found, _) in looked.items() if found is not None}
     why_not = [Text(f"{label}: {why}") for label, (found, why) in looked.items() if found is None]
     found = [
-        Section("in-short", "In short", tuple(_verdicts(groups))),
+        Section("in-short", "In short", (*_verdicts(groups), *_behind(groups))),
         Section("methods", "Methods", (_quality(groups),)),
         Section("convergence", "Error against cost", tuple(_courses(groups))),
         Section("mixtures", "Mixtures", tuple(_mixtures(groups, clients))),
@@ -179,6 +180,21 @@ def _verdicts(groups: Sequence[Group]) -> list[Block]:
         refs = tuple(ref for group in groups if group.label in (first, second) for ref in group.refs)
         found.append(Verdict(sentence, rule, ahead == len(shared) if len(shared) > 1 else None, refs))
     return found
+
+
+def _behind(groups: Sequence[Group]) -> list[Block]:
+    """Who falls behind the first, where all have the same seeds."""
+    if len({tuple(run.spec.seed for run in group.runs) for group in groups}) > 1:
+        return []
+    rows = []
+    for group in groups:
+        best = [best_centers(run.scores) for run in group.runs]
+        rows.append({
+            "algorithm": group.label, "seeds": [run.spec.seed for run in group.runs],
+            "best_center": best if all(b is not None for b in best) else None,
+            "personal_held_out": [_part("personal_held_out", "mean")(run) for run in group.runs],
+        })  # fmt: skip
+    return [Text(f"{sentence}.") for sentence in behind(rows, _sources(groups), _higher(groups))]
 
 
 # --- error against cost -----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsoft.compare import Comparison
+from fedsoft.reports.behind import behind
 from fedsoft.reports.figures import COLOURS, png
 from fedsoft.reports.tables import best_centers, metric_name, size, spread
 from fedsoft.store import RunFolder
@@ -53,6 +54,12 @@ def _measured(folders: list[RunFolder]) -> dict[str, Any]:
         "bytes_up_per_client": sums("bytes_up"),
         "seconds": [sum(record["seconds"] for record in log) for log in records],
     }
+
+
+def worse_than_first(comparison: Comparison) -> list[str]:
+    """What falls behind the first method, in words."""
+    scores = next(iter(comparison.folders.values()))[0].scores() or {}
+    return behind(rows(comparison), scores["sources"], scores["higher_is_better"])
 
 
 def tables(comparison: Comparison, width: int) -> list[Table]:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsoft.reports.behind import behind
+
+
+def row(name: str, centers: list[list[float]] | None, personal: list[float | None] | None = None) -> dict[str, Any]:
+    seeds = len(centers or personal or [])
+    return {
+        "algorithm": name, "best_center": centers, "personal_held_out": personal or [None] * seeds,
+        "seeds": list(range(seeds)),
+    }  # fmt: skip
+
+
+def test_what_is_worse_by_more_than_the_spread_is_named() -> None:
+    first = row("fedsoft", [[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]], [1.0, 1.0, 1.0])
+    other = row("mine", [[1.5, 4.0], [2.5, 5.0], [3.6, 9.5]], [2.0, 0.5, 0.9])  # 0.5 0.5 0.6; -1 -1 2.5; 1 -0.5 -0.1
+    told = "mine is worse than fedsoft (more than the spread over seeds) by: best center of θ0"
+    assert behind([first, other], ["θ0", "θ1"], higher=False) == [told]
+    turned = behind([first, other], ["θ0", "θ1"], higher=True)
+    assert turned == []
+
+
+@pytest.mark.parametrize(("higher", "count"), [(True, 1), (False, 0)])
+def test_one_seed_has_no_spread(higher: bool, count: int) -> None:
+    found = behind([row("a", None, [0.9]), row("b", None, [0.8])], [], higher)
+    assert len(found) == count
+    assert all("with the only seed" in told and "personal models" in told for told in found)
+
+
+def test_nothing_to_tell() -> None:
+    same = [row("a", [[1.0], [2.0]]), row("b", [[1.0], [2.0]])]
+    assert behind(same, ["s"], higher=False) == []
+    assert behind([row("a", None, [None]), row("b", None, [None])], [], higher=True) == []
