@@ -14,14 +14,16 @@ from torch import Tensor
 from fedsoft.checks import settings
 from fedsoft.collapse import unused
 from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
+from fedsoft.leastsquares import parted, solved, sums
 from fedsoft.mixing import Participants, average, check_participants, one_hot, participants, posterior
-from fedsoft.model import as_numbers, squared_loss
+from fedsoft.model import squared_loss
 from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedRoute"]
 
 HARD, TRIAL, ROUTED = range(3)
 PHASES = ("hard", "trial", "routed")
+SETTLE = 5  # rounds between two looks for twins
 SHARE = 0.3  # of the clients take part in the trial
 
 
@@ -55,7 +57,8 @@ class FedRoute(Starts):
 
         c_s = (sum_k sum_i q_i(s) x_i x_i')^-1 sum_k sum_i q_i(s) x_i y_i
 
-    which is EM for a mixture of regressions. Sources that do not conflict then share their points by themselves.
+    which is EM for a mixture of regressions. Sources that do not conflict then share their points by themselves. Where
+    two centers have come to share a source, so that a third one has to hold two, one of the twins starts again there.
 
     Arguments:
         S: number of centers.
@@ -129,11 +132,11 @@ class FedRoute(Starts):
         if phase == HARD:
             return self.hardened(state, ask, ids, notes), notes
         if phase == ROUTED:
-            return self.routed(state, ask, ids, notes, "centers"), notes
+            return self.routed(state, ask, ids, notes, "centers", age), notes
         state = self.begun(state, ask)
         tries = state["trial_k"].cpu().numpy()[ids]
         state = self.hardened(state, ask, ids[~tries], notes)
-        return self.judged(self.routed(state, ask, ids[tries], notes, "tried"), notes), notes
+        return self.judged(self.routed(state, ask, ids[tries], notes, "tried", age), notes), notes
 
     def hardened(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any]) -> State:
         """After a hard round of these clients."""
@@ -146,7 +149,7 @@ class FedRoute(Starts):
         weights = u[answer.ids].T.double() * ask.sizes[answer.ids]
         return state | {"u": u, "centers": average(answer["w"], weights, old=state["centers"])}
 
-    def routed(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any], which: str) -> State:
+    def routed(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any], which: str, age: int) -> State:
         """After a routed round: centers from the points that they were given, and the scale of the noise."""
         c, linear = state[which], bool(state["linear"])
         answer = ask("gather" if linear else "route", ids, centers=c, s2=state["s2"])
@@ -154,12 +157,13 @@ class FedRoute(Starts):
         if not len(answer.ids):
             return state
         each = c.new_ones((1, len(answer.ids)), dtype=torch.float64)
-        given, total = answer["n"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
         if linear:
-            gram = answer["gram"].weighted(each)[0]
-            total = torch.linalg.pinv(gram, hermitian=True) @ (total[:, :, None] - gram @ c.double()[:, :, None])
-            new = c.double() + total[:, :, 0]  # of several minima the nearest, so a center without points stays
+            new = solved(c, answer, each)
+            if age % SETTLE == SETTLE - 1 and (other := parted(c, new, answer)) is not None:
+                new = other
+                ask("open", ask.everyone)
         else:
+            given, total = answer["n"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
             new = torch.where(given > 0, total / given.clamp(min=1), c.double())
         loss = notes["routed_loss"] = _mean(ask, answer, "loss")
         s2 = state["s2"] if float(state["s2"]) == 0.5 else c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
@@ -217,7 +221,7 @@ class FedRoute(Starts):
     def route(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """Every point for its most probable center."""
         c, data = shared["centers"], site.data
-        q, mine, reply = self._shares(site, mine, shared)
+        q, _, mine, reply = self._shares(site, mine, shared)
         part = q.argmax(1)
         given = data.mean_by_client(one_hot(part, self.S).to(c.dtype)) * data.sizes[:, None]
         w = site.solve_parts(c.expand(len(site), -1, -1), part)
@@ -226,20 +230,8 @@ class FedRoute(Starts):
     @job
     def gather(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """The sums of weighted least squares."""
-        data, features = site.data, site.model.features
-        assert features is not None
-        q, mine, reply = self._shares(site, mine, shared)
-        phi = features(as_numbers(data.x[data.points], site.dtype)[None])[0]
-        n = data.sizes.to(site.dtype)
-        site.work.gradients.add_((data.sizes * phi.shape[1]).cpu())
-
-        def sums(values: Tensor) -> Tensor:
-            return data.mean_by_client(values) * n.view(-1, *[1] * (values.ndim - 1))
-
-        weighted = q[:, :, None] * phi[:, None, :]  # [points, S, P]
-        gram = torch.stack([sums(weighted[:, s, :, None] * phi[:, None, :]) for s in range(self.S)], dim=1)
-        moment = sums(weighted * data.y[data.points].view(-1, 1, 1))
-        return mine, reply | {"sum": moment, "gram": gram, "n": sums(q)}
+        q, losses, mine, reply = self._shares(site, mine, shared)
+        return mine, reply | sums(site, q, losses)
 
     def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
         """The client's mixture of all centers, or its main one."""
@@ -250,15 +242,15 @@ class FedRoute(Starts):
         share = u[site.data.owners].T
         return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)
 
-    def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Memory, Reply]:
-        """The posterior of every point, what the client keeps of it, and what it tells of it."""
+    def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Tensor, Memory, Reply]:
+        """The posterior and the losses of every point, what the client keeps of it, and what it tells of it."""
         data, losses = site.data, site.losses(shared["centers"])
         nearest = (data.mean_by_client(losses.amin(1)) / _outputs(site)).clamp(min=torch.finfo(losses.dtype).tiny)
         s2 = torch.where(shared["s2"] > 0, shared["s2"], nearest)
         prior = torch.where(mine["open"][:, None], 1 / self.S, (1 - self.eps) * mine["u"] + self.eps / self.S)
         q = posterior(losses, prior[data.owners], s2[data.owners, None])
         u, loss = data.mean_by_client(q), data.mean_by_client((q * losses).sum(1)) / _outputs(site)
-        return q, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
+        return q, losses, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
 
 
 def _outputs(site: Site) -> int:
