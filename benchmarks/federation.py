@@ -1,11 +1,14 @@
-"""What an ask costs on four Flower nodes, with the resident worker and without: `python -m benchmarks.federation`.
+"""What an ask costs on four Flower nodes, with the resident worker and without, and how it grows with clients.
+
+    python -m benchmarks.federation [--clients 100,1000,10000]
 
 For each way one short run of FedSoft on loopback: seconds and bytes per ask, from the log of messages and of rounds.
-Run it when the machine has nothing else to do.
+Everybody takes part in every round. Run it when the machine has nothing else to do.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -18,7 +21,8 @@ from fedsoft.spec import read
 NODES, ROUNDS = 4, 6
 
 
-def measure(folder: Path, worker: bool) -> dict[str, float]:
+def measure(folder: Path, clients: int, worker: bool) -> dict[str, float]:
+    """One run."""
     federation = Loopback(folder / "federation")
     federation.prepare(NODES)
     try:
@@ -28,7 +32,8 @@ def measure(folder: Path, worker: bool) -> dict[str, float]:
             if worker:
                 federation.start_worker(k)
             federation.start_supernode(k, worker=worker)
-        spec = read("synthetic-10-90", [f"rounds={ROUNDS}", "K=10"])
+        changes = [f"rounds={ROUNDS}", "K=all", f"dataset.clients={clients}", "dataset.points=[50, 100]"]
+        spec = read("synthetic-10-90", changes)
         run, _ = follow(federation, spec, folder / "run", Stage())
     finally:
         federation.down()
@@ -46,11 +51,15 @@ def measure(folder: Path, worker: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    for worker in (True, False):
+    """Measure, and print one line for each way."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--clients", default="100,1000", help="how many, for runs with the worker")
+    sizes = [int(size) for size in parser.parse_args().clients.split(",")]
+    for clients, worker in [(sizes[0], False), *((size, True) for size in sizes)]:
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), worker)
+            found = measure(Path(folder), clients, worker)
         told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-        print(f"{'with' if worker else 'without'} the resident worker: {told}", flush=True)
+        print(f"{clients} clients, {'with' if worker else 'without'} the resident worker: {told}", flush=True)
 
 
 if __name__ == "__main__":
