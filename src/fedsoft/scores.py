@@ -96,6 +96,28 @@ class Scores:
         """As plain values, for JSON."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """A few lines for a Python session; the command line has tables."""
+        lines = []
+        for j, source in enumerate(self.sources if self.centers and self.best else []):
+            values = [center[j] for center in self.centers or []]
+            known = [("oracle", self.oracle[j] if self.oracle else None), ("noise floor", self.noise_floor)]
+            beside = "".join(f", {name} {value:.4g}" for name, value in known if value is not None)
+            told = " ".join(f"{'*' * (s == (self.best or [])[j])}{value:.4g}" for s, value in enumerate(values))
+            lines.append(f"{self.metric} of the centers on {source}: {told} (*: best){beside}")
+        for s, use in enumerate(self.served or []):
+            own = "" if use.on_own is None else f", {use.on_own:.4g} on those of its own"
+            lines.append(f"center {s}: {use.share:.0%} of the points, the largest part of {use.clients} clients; "
+                         f"{self.metric} {use.on_all:.4g} on all clients{own}")  # fmt: skip
+        for what, spread in (("training", self.personal_train), ("held-out", self.personal_held_out)):
+            if spread is not None:
+                lines.append(f"{self.metric} of personal models on {what} points: mean {spread.mean:.4g}, median "
+                             f"{spread.median:.4g}, worst tenth {spread.worst_decile:.4g} of {spread.clients} clients")  # fmt: skip
+        if self.recovery is not None:
+            guess = "" if self.recovery_uniform is None else f", equal shares would give {self.recovery_uniform:.3f}"
+            lines.append(f"mean |u - true share| = {self.recovery:.3f}{guess}")
+        return "\n".join(lines)
+
 
 def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
     """The metric of every center on every test set, `[S, sources]`."""
