@@ -258,11 +258,11 @@ def test_runs_on_own_data_log_what_clients_make_of_centers() -> None:
 def test_scores_print_as_a_few_lines() -> None:
     fed = fs.datasets.synthetic(clients=10, test_points=50, seed=0)
     told = str(fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=2).scores()).splitlines()
-    assert [line.split(" ")[0] for line in told] == ["mse"] * 4 + ["mean"]
+    assert [line.split(" ")[0] for line in told] == ["mse", "mse", "center", "center", "mse", "mse", "mean"]
     assert told[0].count("*") == 2  # one mark, and what it means
     assert "oracle" in told[0]
     assert "noise floor 1" in told[1]
-    assert told[4].startswith("mean |u - true share| = ")
+    assert told[6].startswith("mean |u - true share| = ")
     alone = [(torch.randn(9, 2), torch.arange(9) % 2) for _ in range(4)]
     run = fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(alone), fs.models.linear(), rounds=1)
     assert str(run.scores()).startswith("center 0: ")

@@ -111,8 +111,8 @@ class Scores:
                          f"{self.metric} {use.on_all:.4g} on all clients{own}")  # fmt: skip
         for what, spread in (("training", self.personal_train), ("held-out", self.personal_held_out)):
             if spread is not None:
-                lines.append(f"{self.metric} of personal models on {what} points: mean {spread.mean:.4g}, median "
-                             f"{spread.median:.4g}, worst tenth {spread.worst_decile:.4g} of {spread.clients} clients")  # fmt: skip
+                told = f"mean {spread.mean:.4g}, median {spread.median:.4g}, worst tenth {spread.worst_decile:.4g}"
+                lines.append(f"{self.metric} of personal models on {what} points: {told} of {spread.clients} clients")
         if self.recovery is not None:
             guess = "" if self.recovery_uniform is None else f", equal shares would give {self.recovery_uniform:.3f}"
             lines.append(f"mean |u - true share| = {self.recovery:.3f}{guess}")
