@@ -19,7 +19,7 @@ ORDER = [
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "starting", "collapse",
     "drift", "robust", "rules", "attack", "attacks", "algorithms", "posterior", "blend",
-    "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec", "store", "runs",
+    "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec", "checkpoints", "store", "runs",
     "engines.flower", "modelcard", "exporting", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip

@@ -62,6 +62,10 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="A cluster that is there; one is started here unless told."),
 ]
+KeepOption = Annotated[
+    int | None,
+    typer.Option("--keep", metavar="N", min=1, help="Keep the state of every N-th round; of the last one unless told."),
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
 ]

@@ -94,7 +94,8 @@ class Ticket:
         """What is to be run, as the server reads it; see `serverapp.Request`."""
         content = {
             "spec": spec.to_dict(), "label": spec.label, "folder": str(path.absolute()),
-            "rules": rules_of(federation.folder), "stage": {"chunk": stage.chunk, "memory": stage.memory},
+            "rules": rules_of(federation.folder),
+            "stage": {"chunk": stage.chunk, "memory": stage.memory, "keep": stage.keep},
         }  # fmt: skip
         folder = federation.folder / "requests"
         ticket = Ticket(folder / f"{path.name}.json")
