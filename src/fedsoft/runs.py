@@ -22,7 +22,7 @@ from fedsoft.engines import find as find_engine
 from fedsoft.errors import InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.simulate import Engine
-from fedsoft.spec import RunSpec
+from fedsoft.spec import PATHS, RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
@@ -41,6 +41,7 @@ class Stage:
     memory: int | str | None = None  # for client memory and replies, such as 4G; half of what is available unless told
     engine: str | Factory = "local"  # where clients are, see `fedsoft.engines`
     address: str | None = None  # of the engine's cluster, for those that have one
+    data: Path | None = None  # where the files of the run are now, if not where they were when it began
     keep: int | None = None  # keep the state of every so many rounds; what the run began with unless told
     say: Callable[[str], object] = logging.getLogger("fedsoft").warning  # what went wrong and was put right
     on_round: Callable[[Record], object] | None = None
@@ -62,7 +63,7 @@ def federation_of(spec: RunSpec) -> Federation:
 
 def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     """The federation and the engine that a spec describes."""
-    federation = federation_of(spec)
+    federation = federation_of(spec if stage.data is None else _moved(spec, stage.data))
     if isinstance(stage.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
     simulation = prepare(
@@ -76,6 +77,15 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
         attack=None if spec.attack is None else plugins.build("attacks", spec.attack.name, spec.attack.settings),
     )  # fmt: skip
     return federation, simulation
+
+
+def _moved(spec: RunSpec, data: Path) -> RunSpec:
+    """The run with its files elsewhere. Its data is still that which it began with, see `check_data`."""
+    known = [key for key in PATHS if key in plugins.parameters(plugins.find("datasets", spec.dataset.name))]
+    if not known:
+        raise InputError(f"data = '{data}' is not allowed: data set '{spec.dataset.name}' reads no files")
+    settings = spec.dataset.settings | {known[0]: str(data.absolute())}
+    return replace(spec, dataset=replace(spec.dataset, settings=settings))
 
 
 def place(spec: RunSpec, out: Path, *, again: bool = False) -> Path:
@@ -104,7 +114,7 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
 def carry_on(folder: RunFolder, stage: Stage, *, again: bool = False) -> tuple[RunFolder, bool]:
     """Take up a run from its last good state; nothing to do for a finished one, but `again` when that is damaged."""
     spec = folder.spec()
-    over = folder.scores() is not None and not again
+    over = not again and folder.scores() is not None
     if over and not reads_files(spec):
         return folder, True
     elsewhere = whole_runs(stage.engine)
@@ -114,7 +124,12 @@ def carry_on(folder: RunFolder, stage: Stage, *, again: bool = False) -> tuple[R
         )
     if not over and elsewhere is not None:
         return elsewhere(spec, folder.path, stage)
-    federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
+    try:
+        federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
+    except InputError as error:
+        if stage.data is None and reads_files(spec):
+            raise InputError(f"{error} (resume --data PATH tells where the files of a run are now)") from None
+        raise
     with contextlib.closing(simulation):
         check_data(folder, federation)
         return (folder, True) if over else _carry(folder, spec, federation, simulation, stage)
@@ -127,7 +142,7 @@ def _told(federation: Federation) -> str:
 
 def reads_files(spec: RunSpec) -> bool:
     """Whether the data is read from files, which may change under the same name."""
-    return bool({"path", "data_dir"} & plugins.parameters(plugins.find("datasets", spec.dataset.name)).keys())
+    return bool(set(PATHS) & plugins.parameters(plugins.find("datasets", spec.dataset.name)).keys())
 
 
 def check_data(folder: RunFolder, federation: Federation) -> None:
@@ -139,19 +154,24 @@ def check_data(folder: RunFolder, federation: Federation) -> None:
         )
 
 
-def load(path: str | Path, *, device: str = "cpu", round: int | None = None, **settings: Any) -> Run:
+def load(
+    path: str | Path, *, device: str = "cpu", round: int | None = None, data: str | Path | None = None, **settings: Any
+) -> Run:
     """Load a saved run: its centers, personal models and history. The data is made or read again from the spec.
 
     Arguments:
         path: of the run, or the beginning of its name.
         device: `cpu` or `cuda`.
         round: as it was after so many rounds, for those that were kept; as it was saved last unless told.
+        data: where the files of the run's data are now, if they were moved.
         settings: change the algorithm's, for those that matter for predictions only.
     """
     folder = find_run(Path(os.environ.get("FEDSOFT_RUNS", "runs")), str(path))
     spec = folder.spec()
     changed = replace(spec.algorithm, settings=spec.algorithm.settings | settings)
-    federation, simulation = build(replace(spec, algorithm=changed), Stage(device=device))
+    federation, simulation = build(
+        replace(spec, algorithm=changed), Stage(device=device, data=None if data is None else Path(data))
+    )
     check_data(folder, federation)
     point = folder.checkpoint(round)
     if point is None and len(folder.records()) > 1:

@@ -213,6 +213,8 @@ def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
         _set(raw, change)
+    if isinstance(raw.get("dataset"), dict):  # what --set names is seen from where the user is
+        raw["dataset"] |= _beside(Path("file"), raw["dataset"])
     return RunSpec.from_dict(raw, label)
 
 

@@ -119,9 +119,12 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """The log, one entry per round. A torn last line is left out, and so is what was never synced."""
+        saved = max((state.rounds for state in self._states()[0]), default=0)  # first: the log is ahead of the states
         records, flaw = self._log()
-        if flaw and len(records) < max((state.rounds for state in self._states()[0]), default=1):
+        if flaw and len(records) < max(saved, 1):
             raise StoreError(flaw)
+        if len(records) < saved:
+            raise StoreError(self._too_short(len(records), saved))
         return records
 
     def _log(self) -> tuple[list[dict[str, Any]], str]:
@@ -325,10 +328,10 @@ class RunFolder:
 
     def records_until(self, rounds: int) -> list[dict[str, Any]]:
         """The log up to a saved state; complains when it is shorter than that."""
-        records = self.records()[:rounds]
-        if len(records) != rounds:
-            raise StoreError(self._too_short(len(records), rounds))
-        return records
+        records, flaw = self._log()
+        if len(records) < rounds:
+            raise StoreError(flaw or self._too_short(len(records), rounds))
+        return records[:rounds]
 
     def _too_short(self, lines: int, rounds: int) -> str:
         return f"'{self.path / 'rounds.jsonl'}' holds {lines} rounds, but {rounds} were saved"

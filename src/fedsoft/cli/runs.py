@@ -75,6 +75,9 @@ def run(
 def resume(
     name: RunArgument, workers: WorkersOption = None, memory: MemoryOption = None, device: DeviceOption = "cpu",
     engine: EngineOption = "local", address: AddressOption = None, keep: KeepOption = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved.")
+    ] = None,
     out_dir: OutOption = Path("runs"), json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take up a run that was stopped. It ends in the same bits as if it had not been.
@@ -85,7 +88,8 @@ def resume(
 
     folder = find_run(out_dir, name)
     share = {
-        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep
+        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep,
+        "data": data,
     }  # fmt: skip
     show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
 
