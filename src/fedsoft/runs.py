@@ -186,6 +186,12 @@ def _restore(point: Checkpoint | None, simulation: Engine) -> tuple[dict[str, to
     if point is None:
         with torch.no_grad(), one_thread():
             return simulation.start(), 0
+    centers, u = point.state.get("centers"), point.state.get("u")
+    size, clients = simulation.model.size, len(simulation.names)
+    if centers is None or centers.ndim != 2 or centers.shape[1] != size or centers.dtype != simulation.dtype:
+        raise StoreError(f"the saved centers do not fit this run: should be {size} numbers of {simulation.dtype} each")
+    if u is not None and (u.shape != (clients, len(centers)) or not u.is_floating_point()):
+        raise StoreError(f"the saved mixtures do not fit this run: should be {clients} x {len(centers)} numbers")
     simulation.restore(in_blocks(point.memory))
     return {name: value.to(simulation.device) for name, value in point.state.items()}, point.rounds
 
