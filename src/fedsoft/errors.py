@@ -5,24 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedsoft.escape import shown
+
 LONGEST = 2000  # signs of an error: names in it may come from a file
-
-
-def shown(text: str, *, lines: bool = False) -> str:
-    """Text from elsewhere for a terminal or a log: what would move the cursor, colour or turn the text is spelt out.
-
-    With `lines` line ends and tabs stay, else they are spaces.
-
-    >>> print(shown("a\\x1b[31mb\\u202ec\\nd"))
-    a\\x1b[31mb\\u202ec d
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or (lines and c in "\n\t") else _spelt(c) for c in text)
-
-
-def _spelt(sign: str) -> str:
-    return " " if sign.isspace() else sign.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 class FedsoftError(Exception):

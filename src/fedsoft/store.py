@@ -87,6 +87,9 @@ class RunFolder:
         info = folder._json("run.json", "it is not the folder of a fedsoft run")
         if info.get("format") != FORMAT:
             raise StoreError(f"'{path}' has format {info.get('format')!r}, this version reads '{FORMAT}'")
+        if links := sorted(entry.name for entry in path.iterdir() if entry.is_symlink()):
+            # Somebody else's folder could make us write anywhere.
+            raise StoreError(f"'{path / links[0]}' is a link: the files of a run should be in its own folder")
         return folder
 
     @property
@@ -354,6 +357,8 @@ class RunFolder:
     @contextlib.contextmanager
     def _replacing(self, name: str, aside: str | None = None) -> Iterator[IO[bytes]]:
         """A file to write to that takes its place when it is done; the one that was there is renamed, if asked."""
+        if Path(name).name != name or "\0" in name:  # names of clients may be in it
+            raise StoreError(f"cannot write '{name}' to '{self.path}': should be the name of a file in it")
         with _said(self.path):
             handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.path)
             try:

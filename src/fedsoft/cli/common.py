@@ -14,7 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from fedsoft.errors import FedsoftError, InputError, shown
+from fedsoft.errors import FedsoftError, InputError
+from fedsoft.escape import shown
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
 

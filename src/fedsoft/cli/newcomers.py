@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsoft.cli.common import JsonOption, RunArgument, app, err, out, print_json
-from fedsoft.errors import InputError, shown
+from fedsoft.errors import InputError
+from fedsoft.escape import shown
 
 if TYPE_CHECKING:
     from fedsoft.spec import RunSpec

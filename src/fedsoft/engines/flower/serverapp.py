@@ -21,7 +21,8 @@ from flwr.supercore import log
 
 from fedsoft.engines.flower.clientapp import RECORD
 from fedsoft.engines.flower.server import FlowerEngine, Rules
-from fedsoft.errors import FedsoftError, InputError, shown
+from fedsoft.errors import FedsoftError, InputError
+from fedsoft.escape import shown
 from fedsoft.runs import Stage, execute
 from fedsoft.spec import RunSpec
 from fedsoft.store import write_folder

@@ -19,7 +19,8 @@ from fedsoft.engines.flower import frames
 from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
-from fedsoft.errors import FedsoftError, shown
+from fedsoft.errors import FedsoftError
+from fedsoft.escape import shown
 
 STALLED = 60.0  # seconds without a byte after which a caller is given up
 
