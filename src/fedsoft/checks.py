@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import tomllib
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_type_hints
 
@@ -16,6 +17,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError for whatever is none."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sentence(error: pydantic.ValidationError, what: str) -> InputError:

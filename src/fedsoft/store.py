@@ -27,7 +27,6 @@ import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +46,7 @@ from fedsoft.checkpoints import (
     unsealed,
     write_state,
 )
+from fedsoft.checks import toml
 from fedsoft.errors import InputError, StoreError
 from fedsoft.spec import RunSpec
 
@@ -105,8 +105,8 @@ class RunFolder:
     def spec(self) -> RunSpec:
         """What was run, checked against the hash that was written with it."""
         try:
-            raw = tomllib.loads((self.path / "spec.toml").read_text("utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raw = toml((self.path / "spec.toml").read_text("utf-8"))
+        except (OSError, ValueError) as error:
             raise StoreError(f"'{self.path / 'spec.toml'}' cannot be read: {error}") from None
         info = self.info
         try:
@@ -357,7 +357,7 @@ class RunFolder:
     @contextlib.contextmanager
     def _replacing(self, name: str, aside: str | None = None) -> Iterator[IO[bytes]]:
         """A file to write to that takes its place when it is done; the one that was there is renamed, if asked."""
-        if Path(name).name != name or "\0" in name:  # names of clients may be in it
+        if Path(name).name != name or name in ("", "..") or "\0" in name:  # names of clients may be in it
             raise StoreError(f"cannot write '{name}' to '{self.path}': should be the name of a file in it")
         with _said(self.path):
             handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.path)
