@@ -28,7 +28,7 @@ fuzz: $(READY)  ## bad input of every kind, other cases every time: make fuzz CA
 	@FEDSOFT_FUZZ=$(or $(CASES),20000) $(BIN)/python -m pytest -q -n $(TESTERS) tests/fuzz
 
 audit: $(READY)  ## known vulnerabilities of what is installed; says so where the database is out of reach
-	@$(BIN)/python -m benchmarks.audit
+	@$(BIN)/python .ci/audit.py
 
 tools:  ## Chromium for the tests of web pages and nginx for those of federations; they are skipped without them
 	@command -v chromium >/dev/null && command -v nginx >/dev/null || \
