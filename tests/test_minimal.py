@@ -20,9 +20,9 @@ BLOCKED = f"""
 import sys
 from importlib.machinery import PathFinder
 
-class Rest:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
+class Rest(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in {EXTRAS!r} else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Rest
