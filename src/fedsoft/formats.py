@@ -192,9 +192,7 @@ def _claimed(stream: IO[bytes]) -> int:
 def check_table(opened: Any, file: Path, room: int) -> None:
     """Refuse a parquet file with more values than there is room for: a few bytes may stand for any number of them."""
     about = opened.metadata
-    groups = [about.row_group(i) for i in range(about.num_row_groups)]
-    values = sum(max(0, group.column(j).num_values) for group in groups for j in range(group.num_columns))
-    claimed = 8 * max(values, about.num_rows)
+    claimed = 8 * _rows(about) * about.num_columns
     if claimed > room:
         raise bad(file, f"claims {about.num_rows} rows, {claimed} bytes: at most {room} can be read")
 
@@ -271,7 +269,7 @@ def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 if known.count(name) != 1:
                     told = ", ".join(known[:20]) or "none"
                     raise bad(file, f"has {known.count(name)} columns '{name}', should have one (it has: {told})")
-            size = _unpacked(opened, names)
+            size = max(_unpacked(opened), 8 * _rows(opened.metadata))
             _check_room(file, size, size, f"{opened.metadata.num_rows} rows of {size} bytes")
             table = opened.read(columns=list(names))
         return {name: _column(file, name, table.column(name).combine_chunks()) for name in names}
@@ -281,12 +279,15 @@ def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         raise bad(file, f"is damaged or not a parquet file ({error}): get it again") from None
 
 
-def _unpacked(opened: Any, names: Sequence[str]) -> int:
-    """The bytes that some columns of a parquet file say they unpack to."""
+def _unpacked(opened: Any) -> int:
+    """The bytes that a parquet file says it unpacks to. Not by column: pyarrow aborts on damaged ones."""
     about = opened.metadata
-    groups = (about.row_group(i) for i in range(about.num_row_groups))
-    parts = (group.column(j) for group in groups for j in range(group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in names)
+    return sum(max(0, about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
+
+
+def _rows(about: Any) -> int:
+    """The rows that a parquet file says it has, as a whole or by parts."""
+    return max(about.num_rows, sum(max(0, about.row_group(i).num_rows) for i in range(about.num_row_groups)))
 
 
 def _column(file: Path, name: str, column: Any) -> np.ndarray:

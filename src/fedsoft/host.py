@@ -116,7 +116,7 @@ class Host:
         first = self.algorithm.enrol(self._site(self.data, np.arange(1), 0)) if len(self) else {}
         wanted = {name: Form(value.dtype, (len(self), *value.shape[1:])) for name, value in first.items()}
         if len(self) and wanted != dict(memory.forms):
-            wrong = sorted(name for name in wanted | memory.forms if wanted.get(name) != memory.forms.get(name))
+            wrong = sorted(name for name in {*wanted, *memory.forms} if wanted.get(name) != memory.forms.get(name))
             raise StoreError(f"the saved memory of clients does not fit this run: {', '.join(wrong)} should be another")
         self.memory = self._vault(len(self))
         self.memory.fill(memory)

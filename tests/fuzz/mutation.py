@@ -46,7 +46,8 @@ def cases(few: int = FEW) -> Callable[[Any], Any]:
     """How many cases a target has: few, and always the same, unless told. Slow ones have fewer of them."""
     return settings(
         max_examples=CASES * few // FEW or few, derandomize=not CASES, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture,
+                               HealthCheck.filter_too_much, HealthCheck.large_base_example],
     )  # fmt: skip
 
 
