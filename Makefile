@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 # One more than there are cores: tests of federations mostly wait.
 TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)') + 1)
 
-.PHONY: demo test lint types docs bench tools install clean
+.PHONY: demo test fuzz audit lint types docs bench tools install clean
 
 install: $(READY)
 
@@ -23,6 +23,12 @@ demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
 
 test: $(READY)  ## the whole test suite
 	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile
+
+fuzz: $(READY)  ## bad input of every kind, other cases every time: make fuzz CASES=20000
+	@FEDSOFT_FUZZ=$(or $(CASES),20000) $(BIN)/python -m pytest -q -n $(TESTERS) tests/fuzz
+
+audit: $(READY)  ## known vulnerabilities of what is installed; says so where the database is out of reach
+	@$(BIN)/python .ci/audit.py
 
 tools:  ## Chromium for the tests of web pages and nginx for those of federations; they are skipped without them
 	@command -v chromium >/dev/null && command -v nginx >/dev/null || \

@@ -249,7 +249,9 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: p
         assert spec.read(source).dataset.settings[key] == str(tmp_path / "study" / "data" / "here")
         assert spec.read(source, fast=True).dataset.settings[key] == str(tmp_path / "study" / "data" / "small")
     changed = spec.read("study/own.toml", [f"dataset.{key}=elsewhere"])
-    assert changed.dataset.settings[key] == "elsewhere"  # what is typed is relative to where it is typed
+    assert changed.dataset.settings[key] == str(
+        tmp_path / "elsewhere"
+    )  # what is typed is relative to where it is typed
 
 
 def test_full_paths_and_those_of_the_home_folder_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

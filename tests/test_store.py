@@ -91,7 +91,11 @@ def saved_before(folder: RunFolder, point: Checkpoint) -> bytes:
     return save(tensors, metadata={"fedsoft": json.dumps(notes)})
 
 
-def test_a_state_of_the_first_version_is_read_and_written_the_same(folder: RunFolder) -> None:
+def test_a_run_of_the_first_version_is_read_and_its_state_written_alike(folder: RunFolder) -> None:
+    """It had no checksums but that of the tensors."""
+    old = {key: value for key, value in folder.info.items() if key != "sealed"}
+    (folder.path / "run.json").write_text(json.dumps(old))
+    (folder.path / "rounds.jsonl").write_text("".join(json.dumps(record(t)) + "\n" for t in range(3)))
     made = Checkpoint(
         3,
         {"centers": torch.arange(6.0).view(2, 3), "u": torch.ones(4, 2).double(), "s2": torch.tensor(1.0)},
@@ -103,8 +107,15 @@ def test_a_state_of_the_first_version_is_read_and_written_the_same(folder: RunFo
     assert point is not None
     assert point.rounds == 3
     assert all(torch.equal(point.memory[name], value) for name, value in made.memory.items())
+    assert folder.last_good().said == ""
+    assert folder.records() == [record(t) for t in range(3)]
     folder.save(made)
-    assert (folder.path / "state.safetensors").read_bytes() == before
+    written = (folder.path / "state.safetensors").read_bytes()
+    for name, value in load(before).items():
+        assert torch.equal(load(written)[name], value)
+    start, old_start = (8 + int.from_bytes(text[:8], "little") for text in (written, before))
+    assert written[start:] == before[old_start:]
+    assert (folder.path / "state-before.safetensors").read_bytes() == before
 
 
 def test_what_a_killed_process_left_is_removed_under_the_lock(folder: RunFolder) -> None:

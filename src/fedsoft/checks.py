@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import tomllib
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_type_hints
 
@@ -15,7 +17,18 @@ from fedsoft.errors import InputError, unknown
 T = TypeVar("T")
 P = ParamSpec("P")
 
+MOST_DIGITS = 1000  # of a number in a TOML file
 CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError for whatever is none."""
+    if re.search(rf"[0-9A-Fa-f_]{{{MOST_DIGITS}}}", text):  # Python cannot print numbers of more than 4300
+        raise ValueError(f"it holds a number of more than {MOST_DIGITS} digits")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sentence(error: pydantic.ValidationError, what: str) -> InputError:

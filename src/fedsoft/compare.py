@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsoft import plugins
+from fedsoft.checks import toml
 from fedsoft.errors import InputError
 from fedsoft.farm import Farm, Progress, even_share
 from fedsoft.farm import folders as folders_of
@@ -48,8 +48,8 @@ def parse_algorithms(text: str) -> list[tuple[str, dict[str, Any]]]:
             if not equals:
                 raise InputError(f"--algorithms: '{change}' is not allowed: should be key=value")
             try:
-                settings[key.strip()] = tomllib.loads(f"x = {value}")["x"]
-            except tomllib.TOMLDecodeError:
+                settings[key.strip()] = toml(f"x = {value}")["x"]
+            except ValueError:
                 settings[key.strip()] = value.strip()
         found.append((match[1], settings))
     if not found or re.sub(r"\s*([^,()]+?)\s*(?:\(([^()]*)\))?\s*(?:,|$)", "", text):
@@ -92,9 +92,9 @@ def read_algorithms(text: str) -> str:
     if not text.endswith(".toml"):
         return text
     try:
-        found = tomllib.loads(Path(text).read_text("utf-8"))["algorithms"]
+        found = toml(Path(text).read_text("utf-8"))["algorithms"]
         return ",".join([*map(str.strip, found)])
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--algorithms '{text}' cannot be read: {type(error).__name__} ({error})") from None
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedsoft.escape import shown
+
+LONGEST = 2000  # signs of an error: names in it may come from a file
+
 
 class FedsoftError(Exception):
     """Something the user can put right. Its text is one sentence; the command line prints it and exits with 2."""
+
+    def __str__(self) -> str:
+        text = shown(super().__str__())
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 class InputError(FedsoftError, ValueError):

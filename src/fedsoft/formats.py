@@ -159,6 +159,44 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         raise bad(path, f"is damaged, truncated or not an .npz archive ({error}): get it again") from None
 
 
+def check_archive(path: Path, room: int) -> None:
+    """Refuse an `.npz` archive with a member that claims more than its packed bytes can hold, or than there is room."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise bad(path, f"packs '{entry.filename}' in a way that numpy does not: save it with numpy.savez")
+            ratio = RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1
+            most = min(entry.compress_size * ratio, room)
+            if entry.file_size > most:
+                raise bad(path, f"claims {entry.file_size} bytes for '{entry.filename}': at most {most} can be read")
+            with archive.open(entry) as stream:
+                claimed = _claimed(stream)
+            if claimed > entry.file_size:
+                raise bad(
+                    path, f"has a header that claims {claimed} bytes in the {entry.file_size} of '{entry.filename}'"
+                )
+
+
+def _claimed(stream: IO[bytes]) -> int:
+    """The bytes that the header of an array claims for it; 0 for what has none."""
+    if stream.read(6) != np.lib.format.MAGIC_PREFIX:
+        return 0
+    version = tuple(stream.read(2))
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        return 0
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return 0 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+
+def check_table(opened: Any, file: Path, room: int) -> None:
+    """Refuse a parquet file with more values than there is room for: a few bytes may stand for any number of them."""
+    about = opened.metadata
+    claimed = 8 * _rows(about) * about.num_columns
+    if claimed > room:
+        raise bad(file, f"claims {about.num_rows} rows, {claimed} bytes: at most {room} can be read")
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -231,7 +269,7 @@ def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 if known.count(name) != 1:
                     told = ", ".join(known[:20]) or "none"
                     raise bad(file, f"has {known.count(name)} columns '{name}', should have one (it has: {told})")
-            size = _unpacked(opened, names)
+            size = max(_unpacked(opened), 8 * _rows(opened.metadata))
             _check_room(file, size, size, f"{opened.metadata.num_rows} rows of {size} bytes")
             table = opened.read(columns=list(names))
         return {name: _column(file, name, table.column(name).combine_chunks()) for name in names}
@@ -241,12 +279,15 @@ def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         raise bad(file, f"is damaged or not a parquet file ({error}): get it again") from None
 
 
-def _unpacked(opened: Any, names: Sequence[str]) -> int:
-    """The bytes that some columns of a parquet file say they unpack to."""
+def _unpacked(opened: Any) -> int:
+    """The bytes that a parquet file says it unpacks to. Not by column: pyarrow aborts on damaged ones."""
     about = opened.metadata
-    groups = (about.row_group(i) for i in range(about.num_row_groups))
-    parts = (group.column(j) for group in groups for j in range(group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in names)
+    return sum(max(0, about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
+
+
+def _rows(about: Any) -> int:
+    """The rows that a parquet file says it has, as a whole or by parts."""
+    return max(about.num_rows, sum(max(0, about.row_group(i).num_rows) for i in range(about.num_row_groups)))
 
 
 def _column(file: Path, name: str, column: Any) -> np.ndarray:

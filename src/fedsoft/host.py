@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Ids, Reply, Site, State, is_job, rows_of
-from fedsoft.errors import DivergedError, InputError, unknown
+from fedsoft.errors import DivergedError, InputError, StoreError, unknown
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
@@ -112,7 +112,12 @@ class Host:
         self._chunks(len(self), lambda rows: memory.put(rows, self.algorithm.enrol(self._site(self.data, rows, 0))))
 
     def restore(self, memory: Blocks) -> None:
-        """Give everybody the memory that was saved, in place of `enrol`."""
+        """Give everybody the memory that was saved, in place of `enrol`; complains of one of another form."""
+        first = self.algorithm.enrol(self._site(self.data, np.arange(1), 0)) if len(self) else {}
+        wanted = {name: Form(value.dtype, (len(self), *value.shape[1:])) for name, value in first.items()}
+        if len(self) and wanted != dict(memory.forms):
+            wrong = sorted(name for name in {*wanted, *memory.forms} if wanted.get(name) != memory.forms.get(name))
+            raise StoreError(f"the saved memory of clients does not fit this run: {', '.join(wrong)} should be another")
         self.memory = self._vault(len(self))
         self.memory.fill(memory)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedsoft.blend import Blend
+from fedsoft.escape import plain
 from fedsoft.scores import Scores
 from fedsoft.spec import RunSpec
 from fedsoft.store import environment
@@ -44,7 +45,7 @@ is no proof that nothing of it could be told from the weights."""
 
 
 def _head(about: Card) -> str:
-    of = f" of {about.name}" if about.name else ""
+    of = f" of {plain(about.name)}" if about.name else ""
     listed = "\n".join(f"- `{file}`" for file in about.files)
     return f"# {', '.join(about.models)}{of}\n\nMade by fedsoft as {about.format}. Files:\n\n{listed}"
 
@@ -60,11 +61,11 @@ def _data(about: Card) -> str:
     ]
     if about.spec is not None:
         settings = ", ".join(f"{key} = {value}" for key, value in about.spec.dataset.settings.items())
-        lines.insert(0, f"data set: {about.spec.dataset.name} ({settings})")
+        lines.insert(0, f"data set: {plain(f'{about.spec.dataset.name} ({settings})')}")
         if about.spec.partition is not None:
-            lines.insert(1, f"partition: {about.spec.partition.to_dict()}")
+            lines.insert(1, f"partition: {plain(about.spec.partition.to_dict())}")
     if federation.columns.features:
-        lines.append(f"columns: {', '.join(federation.columns.features)}")
+        lines.append(f"columns: {', '.join(map(plain, federation.columns.features))}")
     return "## Data\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
@@ -74,7 +75,7 @@ def _output(about: Card) -> str:
         one = federation.train.y.ndim == 1
         return "values `[points]`" if one else f"values `[points, {', '.join(map(str, federation.train.y.shape[1:]))}]`"
     classes = federation.columns.classes
-    named = f" ({', '.join(classes)})" if classes else ""
+    named = f" ({', '.join(map(plain, classes))})" if classes else ""
     return f"probabilities of {federation.shape.outputs} classes{named}, `[points, {federation.shape.outputs}]`"
 
 
@@ -106,7 +107,7 @@ def _sources(about: Card, scores: Scores) -> str:
     rows = [f"| {s} | {use[s]:.3f} | {int(main[s])} |" for s in range(u.shape[1])]
     if aligned is not None:
         head += " true source |"
-        rows = [f"{row} {scores.sources[aligned[s]]} |" for s, row in enumerate(rows)]
+        rows = [f"{row} {plain(scores.sources[aligned[s]])} |" for s, row in enumerate(rows)]
     rule = "| --- " * (head.count("|") - 1) + "|"
     text = "\n".join(["## Sources found", "", head, rule, *rows])
     shares = {key: blend.shares.tolist() for key, blend in about.blends.items() if len(blend.w) > 1}
@@ -118,7 +119,7 @@ def _sources(about: Card, scores: Scores) -> str:
 def _scores(scores: Scores) -> str:
     lines = []
     if scores.centers is not None:
-        lines += ["| " + " | ".join([f"test {scores.metric}", *scores.sources]) + " |"]
+        lines += ["| " + " | ".join([f"test {scores.metric}", *map(plain, scores.sources)]) + " |"]
         lines += ["| --- " * (len(scores.sources) + 1) + "|"]
         lines += [
             f"| center {s} | " + " | ".join(f"{v:.4g}" for v in row) + " |" for s, row in enumerate(scores.centers)

@@ -1,7 +1,8 @@
 """Algorithms, models, data sets, partitions and solvers by name. A new one is one new file: nothing is registered.
 
-A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`. Besides, `package.module:name` names anything
-that can be imported.
+A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`. Besides, `package.module:name` names something
+in a module of the user's own. Not in one of Python or of the packages that come with us: a run folder from elsewhere
+could name `os:system` with a command.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -19,6 +21,12 @@ from fedsoft.checks import CONFIG, sentence
 from fedsoft.errors import InputError, unknown
 from fedsoft.partition import Partition
 
+OTHERS = frozenset((  # packages that are there with us, and are not meant to be called from a spec
+    "IPython", "_pytest", "click", "cloudpickle", "cryptography", "dill", "flwr", "hypothesis", "jinja2", "joblib",
+    "llvmlite", "matplotlib", "numba", "numpy", "onnx", "onnxruntime", "onnxscript", "pandas", "pip", "pkg_resources",
+    "pooch", "psutil", "py", "pyarrow", "pydantic", "pytest", "ray", "requests", "rich", "safetensors", "scipy",
+    "setuptools", "sklearn", "sympy", "torch", "typer", "urllib3", "yaml",
+))  # fmt: skip
 KINDS = ("algorithms", "datasets", "partitions", "models", "solvers", "rules", "attacks")
 
 
@@ -33,6 +41,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
         if attribute:
+            if (top := module.partition(".")[0]) in sys.stdlib_module_names or top in OTHERS:
+                raise InputError(f"{kind.removesuffix('s')} '{name}' is not allowed: should be in a module of your own")
             return getattr(importlib.import_module(module), attribute)
         if name not in names(kind):
             raise unknown(kind.removesuffix("s"), name, names(kind))

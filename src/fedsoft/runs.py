@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import signal
 import threading
@@ -22,7 +22,7 @@ from fedsoft.engines import find as find_engine
 from fedsoft.errors import InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.simulate import Engine
-from fedsoft.spec import RunSpec
+from fedsoft.spec import PATHS, RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
@@ -41,6 +41,9 @@ class Stage:
     memory: int | str | None = None  # for client memory and replies, such as 4G; half of what is available unless told
     engine: str | Factory = "local"  # where clients are, see `fedsoft.engines`
     address: str | None = None  # of the engine's cluster, for those that have one
+    data: Path | None = None  # where the files of the run are now, if not where they were when it began
+    keep: int | None = None  # keep the state of every so many rounds; what the run began with unless told
+    say: Callable[[str], object] = logging.getLogger("fedsoft").warning  # what went wrong and was put right
     on_round: Callable[[Record], object] | None = None
     told_to_stop: Callable[[], bool] = bool  # asked after every round, besides Ctrl-C and SIGTERM
     signals: bool = True  # whether Ctrl-C and SIGTERM are ours to handle
@@ -60,7 +63,7 @@ def federation_of(spec: RunSpec) -> Federation:
 
 def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     """The federation and the engine that a spec describes."""
-    federation = federation_of(spec)
+    federation = federation_of(spec if stage.data is None else _moved(spec, stage.data))
     if isinstance(stage.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
     simulation = prepare(
@@ -76,6 +79,15 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     return federation, simulation
 
 
+def _moved(spec: RunSpec, data: Path) -> RunSpec:
+    """The run with its files elsewhere. Its data is still that which it began with, see `check_data`."""
+    known = [key for key in PATHS if key in plugins.parameters(plugins.find("datasets", spec.dataset.name))]
+    if not known:
+        raise InputError(f"data = '{data}' is not allowed: data set '{spec.dataset.name}' reads no files")
+    settings = spec.dataset.settings | {known[0]: str(data.absolute())}
+    return replace(spec, dataset=replace(spec.dataset, settings=settings))
+
+
 def place(spec: RunSpec, out: Path, *, again: bool = False) -> Path:
     """The folder for a run: named after its content, so that the same run is found again. `again` counts up."""
     path, number = out / spec.id, 2
@@ -86,22 +98,25 @@ def place(spec: RunSpec, out: Path, *, again: bool = False) -> Path:
 
 def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     """Carry a run out, or take it up where it was left. True when it is finished, False when it was stopped."""
+    if stage.keep is not None and stage.keep < 1:
+        raise InputError(f"keep = {stage.keep} is not allowed: should be at least 1 round")
     if path.exists():
         return carry_on(RunFolder.open(path), stage)
     if (elsewhere := whole_runs(stage.engine)) is not None:
         return elsewhere(spec, path, stage)
     federation, simulation = build(spec, stage)  # complaints come before a folder is made
     with contextlib.closing(simulation):
-        folder = RunFolder.create(path, spec, federation.fingerprint, _told(federation) if reads_files(spec) else "")
+        told = _told(federation) if reads_files(spec) else ""
+        folder = RunFolder.create(path, spec, federation.fingerprint, told, stage.keep)
         return _carry(folder, spec, federation, simulation, stage)
 
 
-def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
-    """Take up a run from its last saved round; nothing to do for a finished one."""
+def carry_on(folder: RunFolder, stage: Stage, *, again: bool = False) -> tuple[RunFolder, bool]:
+    """Take up a run from its last good state; nothing to do for a finished one, but `again` when that is damaged."""
     spec = folder.spec()
-    if folder.scores() is not None and not reads_files(spec):
+    over = not again and folder.scores() is not None
+    if over and not reads_files(spec):
         return folder, True
-    over = folder.scores() is not None
     elsewhere = whole_runs(stage.engine)
     if not over and (folder.path / "federation.json").exists() and isinstance(stage.engine, str) and elsewhere is None:
         raise StoreError(
@@ -109,7 +124,12 @@ def carry_on(folder: RunFolder, stage: Stage) -> tuple[RunFolder, bool]:
         )
     if not over and elsewhere is not None:
         return elsewhere(spec, folder.path, stage)
-    federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
+    try:
+        federation, simulation = build(spec, replace(stage, engine="local", address=None) if over else stage)
+    except InputError as error:
+        if stage.data is None and reads_files(spec):
+            raise InputError(f"{error} (resume --data PATH tells where the files of a run are now)") from None
+        raise
     with contextlib.closing(simulation):
         check_data(folder, federation)
         return (folder, True) if over else _carry(folder, spec, federation, simulation, stage)
@@ -122,7 +142,7 @@ def _told(federation: Federation) -> str:
 
 def reads_files(spec: RunSpec) -> bool:
     """Whether the data is read from files, which may change under the same name."""
-    return bool({"path", "data_dir"} & plugins.parameters(plugins.find("datasets", spec.dataset.name)).keys())
+    return bool(set(PATHS) & plugins.parameters(plugins.find("datasets", spec.dataset.name)).keys())
 
 
 def check_data(folder: RunFolder, federation: Federation) -> None:
@@ -134,29 +154,44 @@ def check_data(folder: RunFolder, federation: Federation) -> None:
         )
 
 
-def load(path: str | Path, *, device: str = "cpu", **settings: Any) -> Run:
+def load(
+    path: str | Path, *, device: str = "cpu", round: int | None = None, data: str | Path | None = None, **settings: Any
+) -> Run:
     """Load a saved run: its centers, personal models and history. The data is made or read again from the spec.
 
-    `settings` change the algorithm's, for those that matter for predictions only.
+    Arguments:
+        path: of the run, or the beginning of its name.
+        device: `cpu` or `cuda`.
+        round: as it was after so many rounds, for those that were kept; as it was saved last unless told.
+        data: where the files of the run's data are now, if they were moved.
+        settings: change the algorithm's, for those that matter for predictions only.
     """
     folder = find_run(Path(os.environ.get("FEDSOFT_RUNS", "runs")), str(path))
     spec = folder.spec()
     changed = replace(spec.algorithm, settings=spec.algorithm.settings | settings)
-    federation, simulation = build(replace(spec, algorithm=changed), Stage(device=device))
+    federation, simulation = build(
+        replace(spec, algorithm=changed), Stage(device=device, data=None if data is None else Path(data))
+    )
     check_data(folder, federation)
-    state, done = _restore(folder, simulation)
+    point = folder.checkpoint(round)
+    if point is None and len(folder.records()) > 1:
+        raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be taken up without it")
+    state, done = _restore(point, simulation)
     simulation.at_hand = not (folder.path / "federation.json").exists()
     return Run(federation, simulation, state, folder.records_until(done))
 
 
-def _restore(folder: RunFolder, simulation: Engine) -> tuple[dict[str, torch.Tensor], int]:
-    """The last saved state, and after how many rounds it was saved."""
-    point = folder.checkpoint()
+def _restore(point: Checkpoint | None, simulation: Engine) -> tuple[dict[str, torch.Tensor], int]:
+    """A saved state, or the first one, and after how many rounds it was saved."""
     if point is None:
-        if len(folder.records()) > 1:  # the first round is always saved
-            raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be taken up without it")
         with torch.no_grad(), one_thread():
             return simulation.start(), 0
+    centers, u = point.state.get("centers"), point.state.get("u")
+    size, clients = simulation.model.size, len(simulation.names)
+    if centers is None or centers.ndim != 2 or centers.shape[1] != size or centers.dtype != simulation.dtype:
+        raise StoreError(f"the saved centers do not fit this run: should be {size} numbers of {simulation.dtype} each")
+    if u is not None and (u.shape != (clients, len(centers)) or not u.is_floating_point()):
+        raise StoreError(f"the saved mixtures do not fit this run: should be {clients} x {len(centers)} numbers")
     simulation.restore(in_blocks(point.memory))
     return {name: value.to(simulation.device) for name, value in point.state.items()}, point.rounds
 
@@ -179,16 +214,23 @@ def _carry(
 def _play(
     folder: RunFolder, spec: RunSpec, federation: Federation, simulation: Engine, stage: Stage, asked: threading.Event
 ) -> bool:
-    """From the last saved state to the end, True, or until asked to stop."""
-    state, done = _restore(folder, simulation)
+    """From the last good state to the end, True, or until asked to stop."""
+    found = folder.last_good()
+    if found.said:
+        stage.say(found.said)
+        folder.put_aside(found)
+    state, done = _restore(found.point, simulation)
     run = Run(federation, simulation, state, folder.cut(done))
-    saved = run.rounds if run.rounds else -1  # even a run of no rounds saves its first values
-    pace = _Pace()
+    saved = run.rounds if found.is_last else -1  # even a run of no rounds saves its first values
+    pace, keep = _Pace(), stage.keep or folder.info.get("keep")
+
+    def kept() -> bool:
+        return bool(keep and run.rounds and run.rounds % keep == 0)
 
     def save() -> None:
         nonlocal saved
         with pace.timed():
-            folder.save(Checkpoint(run.rounds, run.state, simulation.memory))
+            folder.save(Checkpoint(run.rounds, run.state, simulation.memory), keep=kept())
         saved = run.rounds
 
     history, limit = list(run.history), Limit(spec.rounds, spec.work, spec.bytes)
@@ -196,7 +238,7 @@ def _play(
         for run.state, record in play(simulation, federation, state, history, limit, spec.score_every):
             folder.append(record)
             run.history.append(record)
-            if simulation.saves_every_round or pace.due():
+            if simulation.saves_every_round or pace.due() or kept():
                 save()
             if stage.on_round is not None:
                 stage.on_round(record)
@@ -207,7 +249,7 @@ def _play(
             save()
     if asked.is_set() and limit.fits(run.history, closing=closing_work(simulation)) and not run.is_over:
         return False
-    folder.write("scores.json", (json.dumps(run.scores().to_dict(), indent=1) + "\n").encode())
+    folder.finish(run.scores().to_dict())
     return True
 
 

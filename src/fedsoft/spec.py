@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedsoft import plugins
+from fedsoft.checks import toml
 from fedsoft.errors import InputError, unknown
 
 PARTS = {
@@ -194,7 +194,7 @@ def presets() -> dict[str, Preset]:
     """The presets that come with the package, by name."""
     folder = resources.files("fedsoft") / "presets"
     found = sorted((p.name.removesuffix(".toml"), p) for p in folder.iterdir() if p.name.endswith(".toml"))
-    tables = {name: tomllib.loads(path.read_text("utf-8")) for name, path in found}
+    tables = {name: toml(path.read_text("utf-8")) for name, path in found}
     return {
         name: Preset(raw.get("about", ""), raw["fast"].get("about", "") if "fast" in raw else None)
         for name, raw in tables.items()
@@ -213,6 +213,8 @@ def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
         _set(raw, change)
+    if isinstance(raw.get("dataset"), dict):  # what --set names is seen from where the user is
+        raw["dataset"] |= _beside(Path("file"), raw["dataset"])
     return RunSpec.from_dict(raw, label)
 
 
@@ -247,8 +249,8 @@ def _raw(source: str) -> tuple[dict[str, Any], str]:
             raise unknown("preset", source, presets())
         text, label = found.read_text("utf-8"), source
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml(text)
+    except ValueError as error:
         raise InputError(f"'{source}' is not valid TOML: {error}") from None
     if from_file:
         for table in (raw, raw.get("fast")):
@@ -270,8 +272,8 @@ def _set(raw: dict[str, Any], change: str) -> None:
     if not equals or not key:
         raise InputError(f"--set '{change}' is not allowed: should be key=value, for instance algorithm.lam=0.1")
     try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        value = toml(f"x = {text}")["x"]
+    except ValueError:
         value = text.strip()  # a bare word is a string
     head, dot, rest = key.partition(".")
     if not dot and key not in TOP:

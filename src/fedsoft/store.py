@@ -4,6 +4,8 @@
     run.json             versions, machine, hash of the spec
     rounds.jsonl         one line per round
     state.safetensors    the server's state and the clients' memory after the last saved round
+    state-before.safetensors    the same after the round that was saved before it, until the run is finished
+    state-N.safetensors  the same after round N, for the rounds that are to be kept
     scores.json          written at the end
     figure.png           written at the end
 
@@ -11,14 +13,13 @@ Whole files are written beside their place, synced and renamed over it. `rounds.
 before the state that belongs to them; lines beyond the saved state are dropped when a run is taken up again. What a
 process left behind that was killed while it wrote is removed when the next one takes the run's lock.
 
-The state is written and read a few rows at a time: clients may remember more than the machine has memory.
+Everything that a run is taken up from has a checksum. What is damaged is found, and the last good state is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import platform
@@ -26,39 +27,47 @@ import shutil
 import sys
 import tempfile
 import time
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from fedsoft.checkpoints import (
+    BEFORE,
+    CHECK,
+    STATE,
+    Checkpoint,
+    SavedState,
+    kept_name,
+    kept_rounds,
+    sealed,
+    unsealed,
+    write_state,
+)
+from fedsoft.checks import toml
 from fedsoft.errors import InputError, StoreError
 from fedsoft.spec import RunSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedsoft.tensorfile import Form
 
 FORMAT = "fedsoft-run-1"
 RECORDED = {"round", "last", "gradients", "bytes_down", "bytes_up", "seconds"}  # in every record of the log
 SCORED = {"metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle"}
-
-
-LEFTOVERS = (".state.*", ".rounds.*", ".scores.*", ".memory-*")  # of files that are written under the lock
+LEFTOVERS = (".state*", ".rounds.*", ".scores.*", ".figure.*", ".memory-*")  # of files written under the lock
+DAMAGED = "damaged-"  # begins the name of a state that was set aside
 NEW = ".new-"  # begins the name of a folder in the making, which takes milliseconds
+READ_ONLY = "make the folder writable, or choose another one with --out"
 ABANDONED = 3600.0  # seconds after which nobody is at work on one any more
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The whole state of a run after `rounds` rounds."""
+class Found:
+    """What a run can be taken up from: the last good state, None before the first, and what is to be said about it."""
 
-    rounds: int
-    state: Mapping[str, Tensor]
-    memory: Mapping[str, Tensor]  # see `tensorfile.in_blocks` for a few rows at a time
+    point: Checkpoint | None
+    is_last: bool = False  # it is the one that was saved last, at its place
+    damaged: tuple[Path, ...] = ()
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,9 @@ class RunFolder:
         info = folder._json("run.json", "it is not the folder of a fedsoft run")
         if info.get("format") != FORMAT:
             raise StoreError(f"'{path}' has format {info.get('format')!r}, this version reads '{FORMAT}'")
+        if links := sorted(entry.name for entry in path.iterdir() if entry.is_symlink()):
+            # Somebody else's folder could make us write anywhere.
+            raise StoreError(f"'{path / links[0]}' is a link: the files of a run should be in its own folder")
         return folder
 
     @property
@@ -93,8 +105,8 @@ class RunFolder:
     def spec(self) -> RunSpec:
         """What was run, checked against the hash that was written with it."""
         try:
-            raw = tomllib.loads((self.path / "spec.toml").read_text("utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raw = toml((self.path / "spec.toml").read_text("utf-8"))
+        except (OSError, ValueError) as error:
             raise StoreError(f"'{self.path / 'spec.toml'}' cannot be read: {error}") from None
         info = self.info
         try:
@@ -109,23 +121,41 @@ class RunFolder:
         return spec
 
     def records(self) -> list[dict[str, Any]]:
-        """The log, one entry per round. A torn last line is left out."""
-        try:
-            lines = (self.path / "rounds.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"'{self.path / 'rounds.jsonl'}' cannot be read: {error.strerror}") from None
-        records = []
-        for line in lines[:-1]:  # a whole line ends in a newline
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict) or not RECORDED <= record.keys():
-                raise StoreError(f"'{self.path / 'rounds.jsonl'}' is damaged in line {len(records) + 1}")
-            records.append(record)
+        """The log, one entry per round. A torn last line is left out, and so is what was never synced."""
+        saved = max((state.rounds for state in self._states()[0]), default=0)  # first: the log is ahead of the states
+        records, flaw = self._log()
+        if flaw and len(records) < max(saved, 1):
+            raise StoreError(flaw)
+        if len(records) < saved:
+            raise StoreError(self._too_short(len(records), saved))
         return records
+
+    def _log(self) -> tuple[list[dict[str, Any]], str]:
+        """The good lines of the log from its first on, and what is wrong with the next one."""
+        path = self.path / "rounds.jsonl"
+        try:
+            lines = path.read_bytes().split(b"\n")[:-1]  # a whole line ends in a newline
+        except FileNotFoundError:
+            return [], ""
+        except OSError as error:
+            raise StoreError(f"'{path}' cannot be read: {error.strerror}") from None
+        records: list[dict[str, Any]] = []
+        strict = bool(lines) and self._strict
+        for line in lines:
+            try:
+                read = json.loads(line)
+            except (ValueError, RecursionError):
+                read = None
+            record = unsealed(read) if isinstance(read, dict) and (CHECK in read or not strict) else None
+            if record is None or not RECORDED <= record.keys():
+                return records, f"'{path}' is damaged in line {len(records) + 1}"
+            records.append(record)
+        return records, ""
+
+    @property
+    def _strict(self) -> bool:
+        """Whether log and states must have checksums; those of the first version had not."""
+        return bool(self.info.get("sealed"))
 
     def scores(self) -> dict[str, Any] | None:
         """The final scores; None while the run is not finished."""
@@ -136,32 +166,87 @@ class RunFolder:
             raise StoreError(f"'{self.path / 'scores.json'}' is damaged: it lacks {', '.join(SCORED - scores.keys())}")
         return scores
 
-    def checkpoint(self) -> Checkpoint | None:
-        """The last saved state, checked; None before the first. What clients remember is read when it is asked for."""
-        from fedsoft.tensorfile import Saved, as_bytes, opened
+    def checkpoint(self, rounds: int | None = None) -> Checkpoint | None:
+        """The last saved state, or one that was kept after so many rounds, checked; None before the first."""
+        if rounds is not None:
+            states, _ = self._states()
+            for state in states:
+                if state.rounds == rounds:
+                    return state.checked()
+            there = sorted({state.rounds for state in states})
+            allowed = f"should be one of {', '.join(map(str, there))}" if there else "no state is saved"
+            raise InputError(f"round = {rounds} of run '{self.name}' is not there: {allowed}")
+        for name in (STATE, BEFORE):  # a process that is killed between two renames leaves the second alone
+            if (self.path / name).exists():
+                return self._good(self.path / name)
+        return None
 
-        path = self.path / "state.safetensors"
-        if not path.exists():
-            return None
+    def _good(self, path: Path) -> Checkpoint:
+        """A state for those who read it only: one that is damaged is not quietly replaced by an older one."""
         try:
-            text, file = opened(path)
-            notes = json.loads(text)
-            rounds, of = int(notes["round"]), str(notes["hash"])
-            digest = hashlib.blake2b(digest_size=16)
-            for name, (_, form) in sorted(file.places.items()):
-                digest.update(_title(name, form))
-                for _, block in file.blocks(name):
-                    digest.update(as_bytes(block))
-            intact = digest.hexdigest() == notes["digest"]
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise StoreError(
-                f"'{path}' is damaged ({type(error).__name__}): the run cannot be taken up from it"
-            ) from None
-        if of != self.info.get("hash"):
-            raise StoreError(f"'{path}' belongs to another run (hash {of})")
-        if not intact:
-            raise StoreError(f"'{path}' is damaged (its checksum is wrong): the run cannot be taken up from it")
-        return Checkpoint(rounds, dict(Saved(file, "state/")), Saved(file, "memory/"))
+            return SavedState.open(path, str(self.info.get("hash")), strict=self._strict).checked()
+        except StoreError as error:
+            older = [state.rounds for state in self._states()[0] if state.path != path]
+            advice = (
+                f"'fedsoft resume {self.path}' goes on from an older state" if older else "run it anew with --again"
+            )
+            raise StoreError(f"{error}: the run cannot be taken up from it ({advice})") from None
+
+    @property
+    def intact(self) -> bool:
+        """Whether log and last state are whole and belong together; reads all of them."""
+        try:
+            point = self.checkpoint()
+            return point is not None and len(self.records_until(point.rounds)) == len(self.records())
+        except StoreError:
+            return False
+
+    def saved_rounds(self) -> int:
+        """After how many rounds the last state was saved that has its log, as headers say; 0 where there is none."""
+        lines = len(self._log()[0])
+        return max((state.rounds for state in self._states()[0] if state.rounds <= lines), default=0)
+
+    @property
+    def kept(self) -> list[int]:
+        """The rounds whose states are kept."""
+        return kept_rounds(self.path)
+
+    def last_good(self) -> Found:
+        """The newest state that is whole and has its log; complains when there are some, but none of them is good."""
+        records, flaw = self._log()
+        states, problems = self._states()
+        for state in sorted(states, key=lambda state: -state.rounds):
+            if state.rounds > len(records):
+                log = self.path / "rounds.jsonl"
+                problems.setdefault(log, flaw or self._too_short(len(records), state.rounds))
+                continue
+            try:
+                point = state.checked()
+            except StoreError as error:
+                problems[state.path] = str(error)
+                continue
+            is_last = state.path.name == STATE
+            if not problems:
+                return Found(point, is_last)
+            said = f"{next(iter(problems.values()))}: going on from round {state.rounds}, the last good one"
+            return Found(point, is_last, tuple(problems), said)
+        if problems:
+            first = next(iter(problems.values()))
+            raise StoreError(f"{first}, and no good state of an earlier round is kept: run it anew with --again")
+        if len(records) > 1:  # the first round is always saved
+            raise StoreError(f"'{self.path / STATE}' is missing: the run cannot be taken up without it")
+        return Found(None)
+
+    def _states(self) -> tuple[list[SavedState], dict[Path, str]]:
+        """All states whose headers can be read, and what is wrong with the others."""
+        states, problems = [], {}
+        for name in (STATE, BEFORE, *(kept_name(rounds) for rounds in reversed(self.kept))):
+            if (path := self.path / name).exists():
+                try:
+                    states.append(SavedState.open(path, str(self.info.get("hash")), strict=self._strict))
+                except StoreError as error:
+                    problems[path] = str(error)
+        return states, problems
 
     def _json(self, name: str, otherwise: str) -> dict[str, Any]:
         path = self.path / name
@@ -169,29 +254,38 @@ class RunFolder:
             value = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise StoreError(f"'{path}' is missing: {otherwise}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"'{path}' is damaged: {error}") from None
         if not isinstance(value, dict):
             raise StoreError(f"'{path}' is damaged: should hold one JSON object")
-        return value
+        if (content := unsealed(value)) is None:
+            raise StoreError(f"'{path}' is damaged: its checksum is wrong")
+        return content
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def create(path: Path, spec: RunSpec, fingerprint: str = "", about: str = "") -> RunFolder:
-        """A new folder for a run. It appears whole or not at all."""
+    def create(
+        path: Path, spec: RunSpec, fingerprint: str = "", about: str = "", keep: int | None = None
+    ) -> RunFolder:  # fmt: skip
+        """A new folder for a run. It appears whole or not at all. `keep`: keep the state of every so many rounds."""
         with _said(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=NEW, dir=path.parent))
             try:
                 info = {"format": FORMAT, "label": spec.label, "hash": spec.hash, "data": fingerprint, "about": about}
-                info |= environment()
-                for name, text in (("spec.toml", spec.to_toml()), ("run.json", json.dumps(info, indent=1) + "\n")):
+                info |= environment() | {"sealed": True} | ({} if keep is None else {"keep": keep})
+                for name, text in (("spec.toml", spec.to_toml()), ("run.json", _text(info))):
                     (made / name).write_text(text, "utf-8")
                     _sync(made / name)
                 _sync(made)
                 made.chmod(0o755)
                 made.rename(path)
+            except OSError as error:
+                shutil.rmtree(made, ignore_errors=True)
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not (path / "run.json").exists():
+                    raise
+                return RunFolder.open(path)  # another process began the same run a moment ago: the lock decides
             except BaseException:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
@@ -200,38 +294,50 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a round to the log."""
-        with _said(self.path), (self.path / "rounds.jsonl").open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
+        log = self.path / "rounds.jsonl"
+        with _said(self.path):
+            new = not log.exists()
+            with log.open("ab") as file:
+                file.write(json.dumps(sealed(record)).encode() + b"\n")
+            if new:  # that there is a log is on disk before the first state
+                _sync(self.path)
 
-    def save(self, point: Checkpoint) -> None:
-        """Replace the saved state. The log up to here is on disk before it."""
-        from fedsoft.tensorfile import TensorFile, arranged, as_bytes, in_blocks, write_at
-
-        parts = {"state": in_blocks(point.state), "memory": in_blocks(point.memory)}
-        forms = {f"{where}/{name}": form for where, part in parts.items() for name, form in part.forms.items()}
-        notes = {"round": point.rounds, "hash": self.info["hash"], "digest": "0" * 32}
+    def save(self, point: Checkpoint, *, keep: bool = False) -> None:
+        """Replace the saved state, or keep this one besides. The log up to here is on disk before it."""
         with _said(self.path):
             if (self.path / "rounds.jsonl").exists():
                 _sync(self.path / "rounds.jsonl")
-        with self._replacing("state.safetensors") as file:
-            _, places = arranged(forms, json.dumps(notes))
-            target, digest = TensorFile(file.fileno(), places), hashlib.blake2b(digest_size=16)
-            for key in sorted(forms):
-                where, _, name = key.partition("/")
-                digest.update(_title(key, forms[key]))
-                for begin, rows in parts[where].blocks(name):
-                    target.write(key, begin, rows)
-                    digest.update(as_bytes(rows))
-            # The header comes first in the file and holds the checksum, whose length is known before it is.
-            header, _ = arranged(forms, json.dumps(notes | {"digest": digest.hexdigest()}))
-            write_at(file.fileno(), header, 0)
+        run = str(self.info["hash"])
+        if keep:  # first: who is killed in between plays the round again and so keeps it, too
+            with self._replacing(kept_name(point.rounds)) as file:
+                write_state(file, point, run)
+        with self._replacing(STATE, aside=BEFORE) as file:
+            write_state(file, point, run)
+
+    def put_aside(self, found: Found) -> None:
+        """Rename damaged states, so that they do not take the place of good ones."""
+        with _said(self.path):
+            for path in found.damaged:
+                if path.name != "rounds.jsonl" and path.exists():
+                    path.replace(path.with_name(f"{DAMAGED}{path.name}"))
+            if found.damaged:
+                _sync(self.path)
+
+    def finish(self, scores: dict[str, Any]) -> None:
+        """Write the scores; the state before the last one is no longer needed."""
+        with _said(self.path):
+            (self.path / BEFORE).unlink(missing_ok=True)
+        self.write("scores.json", _text(scores).encode())
 
     def records_until(self, rounds: int) -> list[dict[str, Any]]:
         """The log up to a saved state; complains when it is shorter than that."""
-        records = self.records()[:rounds]
-        if len(records) != rounds:
-            raise StoreError(f"'{self.path / 'rounds.jsonl'}' holds {len(records)} rounds, but {rounds} were saved")
-        return records
+        records, flaw = self._log()
+        if len(records) < rounds:
+            raise StoreError(flaw or self._too_short(len(records), rounds))
+        return records[:rounds]
+
+    def _too_short(self, lines: int, rounds: int) -> str:
+        return f"'{self.path / 'rounds.jsonl'}' holds {lines} rounds, but {rounds} were saved"
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Drop what the log says beyond the saved state; the records that remain."""
@@ -249,8 +355,10 @@ class RunFolder:
             file.write(content)
 
     @contextlib.contextmanager
-    def _replacing(self, name: str) -> Iterator[IO[bytes]]:
-        """A file to write to that takes its place when it is done."""
+    def _replacing(self, name: str, aside: str | None = None) -> Iterator[IO[bytes]]:
+        """A file to write to that takes its place when it is done; the one that was there is renamed, if asked."""
+        if Path(name).name != name or name in ("", "..") or "\0" in name:  # names of clients may be in it
+            raise StoreError(f"cannot write '{name}' to '{self.path}': should be the name of a file in it")
         with _said(self.path):
             handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.path)
             try:
@@ -259,6 +367,9 @@ class RunFolder:
                     file.flush()
                     os.fsync(file.fileno())
                 Path(temporary).chmod(0o644)
+                if aside is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        (self.path / name).replace(self.path / aside)
                 Path(temporary).replace(self.path / name)
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)
@@ -273,11 +384,13 @@ class RunFolder:
         with _said(self.path):
             file = (self.path / "lock").open("ab")
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StoreError(f"run '{self.name}' is being worked on by another process") from None
             with _said(self.path):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StoreError(
+                        f"run '{self.name}' is being worked on by another process: wait for it, or stop it first"
+                    ) from None
                 self._sweep()
             yield
 
@@ -339,9 +452,9 @@ def find_run(root: Path, name: str) -> RunFolder:
     raise InputError(f"there is no run '{name}' in '{root}': {there}")
 
 
-def _title(name: str, form: Form) -> bytes:
-    """What the checksum says before the numbers of a tensor."""
-    return f"{name} {form.dtype} {list(form.shape)}".encode()
+def _text(content: dict[str, Any]) -> str:
+    """A JSON object with its checksum, for people too."""
+    return json.dumps(sealed(content), indent=1) + "\n"
 
 
 def _sync(path: Path) -> None:
@@ -364,8 +477,9 @@ def _said(path: Path) -> Iterator[None]:
             errno.ENOSPC: "free some space, then go on with 'fedsoft resume'",
             errno.EDQUOT: "free some space, then go on with 'fedsoft resume'",
             errno.EFBIG: "a file would grow beyond the allowed size",
-            errno.EACCES: "choose another folder with --out",
-            errno.EROFS: "choose another folder with --out",
+            errno.EACCES: READ_ONLY,
+            errno.EPERM: READ_ONLY,
+            errno.EROFS: READ_ONLY,
             errno.ENOTDIR: "choose another folder with --out",
         }.get(error.errno or 0, "what was saved before is unharmed")
         raise StoreError(f"cannot write to '{path}': {error.strerror or error} ({advice})") from None

@@ -23,6 +23,8 @@ from torch import Tensor
 BLOCK_BYTES = 8 * 2**20  # what is in hand at once when all rows are gone through
 LONGEST_HEADER = 100_000_000  # as the safetensors library has it
 
+MOST_ROWS = 2**31  # of what takes no room
+
 # In the order of the library, which puts the last kinds first in a file, so that all numbers are aligned.
 KINDS = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
@@ -61,7 +63,7 @@ class Form:
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """All rows, a block at a time: begin and end. Depends on the length of a row only."""
-        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
+        step = max(1, BLOCK_BYTES // self.row_bytes if self.row_bytes else self.rows)
         for begin in range(0, self.rows, step):
             yield begin, min(begin + step, self.rows)
 
@@ -160,7 +162,10 @@ def _understood(handle: int) -> tuple[str, dict[str, tuple[int, Form]]]:
     length = int.from_bytes(os.pread(handle, 8, 0), "little")
     if not 2 <= length <= min(LONGEST_HEADER, size - 8):
         raise ValueError("it has no header")
-    header = json.loads(os.pread(handle, length, 8))
+    try:
+        header = json.loads(os.pread(handle, length, 8))
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
     places: dict[str, tuple[int, Form]] = {}
     try:
         notes = header.pop("__metadata__")["fedsoft"]
@@ -169,6 +174,8 @@ def _understood(handle: int) -> tuple[str, dict[str, tuple[int, Form]]]:
             form = Form(KINDS[entry["dtype"]], shape)
             if any(type(n) is not int or n < 0 for n in (begin, end, *shape)) or end - begin != form.bytes:
                 raise ValueError(f"'{name}' has no place")
+            if not form.bytes and max(shape, default=0) > MOST_ROWS:  # the length of the file tells of all others
+                raise ValueError(f"'{name}' is too long")
             places[name] = (8 + length + begin, form)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its header lacks {error}") from None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.escape import shown
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
 
@@ -24,7 +27,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out, err = Console(), Console(stderr=True)
+
+
+class Terminal(Console):
+    """A console on which names and labels from data are text, whatever is in them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As it is, but for signs that a terminal would act on."""
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(shown(part.text, lines=True), part.style)
+
+
+out, err = Terminal(), Terminal(stderr=True)
 
 
 def preset_names(incomplete: str) -> list[str]:
@@ -61,6 +75,10 @@ EngineOption = Annotated[str, typer.Option("--engine", help="Where clients are: 
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="A cluster that is there; one is started here unless told."),
+]
+KeepOption = Annotated[
+    int | None,
+    typer.Option("--keep", metavar="N", min=1, help="Keep the state of every N-th round; of the last one unless told."),
 ]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
@@ -102,7 +120,8 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 
 def print_json(value: Any) -> None:
     """One JSON value on standard output, and nothing else."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=str)
+    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
 
 
 def version(show_it: bool) -> None:

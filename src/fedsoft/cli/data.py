@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedsoft.checks import toml
 from fedsoft.cli.common import JsonOption, app, err, out, print_json
 from fedsoft.errors import InputError
 
@@ -143,8 +143,8 @@ def _setting(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"--set '{text}' is not allowed: should be key=value, for instance rotations=[0, 90]")
     try:
-        return key.strip(), tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+        return key.strip(), toml(f"x = {value}")["x"]
+    except ValueError:
         return key.strip(), value.strip()
 
 

@@ -12,6 +12,7 @@ import typer
 
 from fedsoft.cli.common import JsonOption, RunArgument, app, err, out, print_json
 from fedsoft.errors import InputError
+from fedsoft.escape import shown
 
 if TYPE_CHECKING:
     from fedsoft.spec import RunSpec
@@ -114,7 +115,7 @@ def predict(
                    | ({} if file else {"predictions": columns}))  # fmt: skip
         return
     if file is None:
-        sys.stdout.write(_csv(columns))
+        sys.stdout.write(shown(_csv(columns), lines=True))
     said = f"{len(found)} points" + (f", {run.model.metric.name} {score:.6g}" if score is not None else "")
     err.print(f"{said}{f', saved: {file}' if file else ''}", markup=False, highlight=False, soft_wrap=True)
 

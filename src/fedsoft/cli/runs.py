@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,7 @@ from fedsoft.cli.common import (
     EngineOption,
     FastOption,
     JsonOption,
+    KeepOption,
     MemoryOption,
     OutOption,
     RoundsOption,
@@ -27,7 +30,7 @@ from fedsoft.cli.common import (
     parse_seeds,
     print_json,
 )
-from fedsoft.errors import InputError
+from fedsoft.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from fedsoft.spec import RunSpec
@@ -48,6 +51,7 @@ def run(
     engine: EngineOption = "local",
     address: AddressOption = None,
     out_dir: OutOption = Path("runs"),
+    keep: KeepOption = None,
     again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -60,7 +64,9 @@ def run(
     base = specs.read(source, changes(set_, rounds), fast=fast)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     wanted = [base.with_seed(number) for number in chosen]
-    share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
+    share = {
+        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep
+    }  # fmt: skip
     folders = [carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
     show_runs(folders, json_)
 
@@ -68,15 +74,24 @@ def run(
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
 def resume(
     name: RunArgument, workers: WorkersOption = None, memory: MemoryOption = None, device: DeviceOption = "cpu",
-    engine: EngineOption = "local", address: AddressOption = None,
+    engine: EngineOption = "local", address: AddressOption = None, keep: KeepOption = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved.")
+    ] = None,
     out_dir: OutOption = Path("runs"), json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Take up a run that was stopped. It ends in the same bits as if it had not been."""
+    """Take up a run that was stopped. It ends in the same bits as if it had not been.
+
+    A finished run whose saved state is damaged is played again from the last state that is not.
+    """
     from fedsoft.store import find_run
 
     folder = find_run(out_dir, name)
-    share = {"device": device, "workers": workers, "memory": memory, "engine": engine, "address": address}
-    show_runs([carry_out(folder.spec(), folder.path, share)], json_)
+    share = {
+        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep,
+        "data": data,
+    }  # fmt: skip
+    show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -102,13 +117,15 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
 
 
-def carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
-    """Run or resume one run under a progress bar, with a share of the machine, then draw its figure."""
+def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool = False) -> RunFolder:
+    """Run or resume one run under a progress bar, with a share of the machine, then draw its figure.
+
+    `check`: also look at the saved state of a finished run.
+    """
     from fedsoft.engines import NEEDS
     from fedsoft.errors import unknown
     from fedsoft.machine import check_workers, memory_size
     from fedsoft.progress import Progress
-    from fedsoft.reports.figures import convergence
     from fedsoft.runs import Stage, carry_on, execute
     from fedsoft.store import RunFolder
     from fedsoft.training import check_device
@@ -118,25 +135,51 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any]) -> RunFolder:
     memory_size(share["memory"])
     if share["engine"] not in NEEDS:
         raise unknown("engine", share["engine"], NEEDS)
-    done = 0
+
+    def say(text: str) -> None:
+        err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    done, damaged = 0, None
     if path.exists():
         known = RunFolder.open(path)
-        done = len(known.records())
-        if known.scores() is not None:
+        done = known.saved_rounds()
+        if check:
+            damaged = known if _is_damaged(known, say) else None
+        if damaged is None and known.scores() is not None:
             carry_on(known, Stage(**share))  # complains when the data is not that of the run
             err.print(f"{path.name} was finished before: shown as saved (--again runs it anew)", markup=False)
+            with contextlib.suppress(StoreError):  # who may only read need not draw
+                _draw(known)
             return known
         err.print(f"taking up {path.name} after round {done}", markup=False)
     with Progress(err, spec, done) as progress:
-        folder, finished = execute(spec, path, Stage(**share, on_round=progress.update))
+        stage = Stage(**share, on_round=progress.update, say=say)
+        folder, finished = carry_on(damaged, stage, again=True) if damaged else execute(spec, path, stage)
     if not finished:
         count = len(folder.records())
         err.print(f"stopped and saved after round {count} of {spec.rounds}: go on with", markup=False)
         err.print(f"  fedsoft resume {folder.path}", markup=False)
         raise typer.Exit(130)
-    if (picture := convergence(folder)) is not None:
-        folder.write("figure.png", picture)
+    _draw(folder, anew=True)
     return folder
+
+
+def _is_damaged(folder: RunFolder, say: Callable[[str], object]) -> bool:
+    """Whether a finished run has to be finished again, from what is left of it."""
+    try:
+        return folder.scores() is not None and not folder.intact
+    except StoreError as error:
+        say(f"{error}: made anew from the saved state")
+        return True
+
+
+def _draw(folder: RunFolder, *, anew: bool = False) -> None:
+    """The figure of a finished run; one that is there is left alone unless told."""
+    from fedsoft.reports.figures import convergence
+
+    if (anew or not (folder.path / "figure.png").exists()) and (picture := convergence(folder)) is not None:
+        with folder.lock():
+            folder.write("figure.png", picture)
 
 
 def show_runs(folders: list[RunFolder], json_: bool) -> None:
@@ -166,5 +209,6 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "gradients": sum(record.get("gradients", 0) for record in records),
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),
         "bytes_up": sum(record.get("bytes_up", 0) for record in records),
+        "kept": folder.kept,
         "scores": folder.scores(),
     }

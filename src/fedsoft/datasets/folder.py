@@ -15,6 +15,8 @@ from pydantic import Field
 from fedsoft.checks import checked
 from fedsoft.errors import InputError, unknown
 from fedsoft.federation import Columns, Federation
+from fedsoft.formats import check_archive, check_table
+from fedsoft.machine import available
 
 __all__ = ["folder"]
 
@@ -180,8 +182,11 @@ def _arrays(file: Path, label: str, *, labelled: bool = True) -> tuple[np.ndarra
 def _load(file: Path, label: str) -> dict[str, Any]:
     """The arrays by name; None for those that are not asked for. Nothing is ever unpickled."""
     try:
+        check_archive(file, available())
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] if name in ("x", label) else None for name in archive.files}
+    except InputError:
+        raise
     except Exception as error:
         # A damaged archive can fail in every layer: zip, its compressors, and numpy's header, which is Python syntax.
         if "Object arrays" in str(error):
@@ -209,6 +214,8 @@ def _table(file: Path) -> Any:
         table = read(file)
         table.validate(full=True)
         table = table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
+    except InputError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
         raise _bad(file, f"is damaged or not a {file.suffix} file ({error})") from None
     if table.num_rows == 0:
@@ -233,6 +240,7 @@ def _read_parquet(file: Path) -> Any:
 
     # Not read_table: it would make further columns out of folders that are called like `year=2020`.
     with parquet.ParquetFile(str(file)) as opened:
+        check_table(opened, file, available())
         return opened.read()
 
 

@@ -115,7 +115,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     head = Text(spec.title, style="bold")
     if scores is None:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
-        return Group(head, left, cost_text(records))
+        return Group(head, left, cost_text(records), *_kept(folder))
     parts: list[RenderableType] = [head]
     if about := folder.info.get("about"):
         parts.append(Text(f"Data: {about}"))
@@ -129,10 +129,17 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         parts.append(mixture)
     parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
     parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
-    parts += [cost_text(records), Text(f"Saved: {folder.path}")]
+    parts += [cost_text(records), *_kept(folder), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
     return Group(*parts)
+
+
+def _kept(folder: RunFolder) -> list[Text]:
+    """The rounds whose states are kept, the first and last few of many."""
+    rounds = [str(number) for number in folder.kept]
+    shown = rounds if len(rounds) <= 12 else [*rounds[:3], "...", *rounds[-3:]]
+    return [Text(f"Kept: the state of rounds {', '.join(shown)} (fedsoft.load(path, round=N))")] if rounds else []
 
 
 def seeds_table(all_scores: list[Scores]) -> Table:

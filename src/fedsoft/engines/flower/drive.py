@@ -6,11 +6,11 @@ import json
 import shutil
 import threading
 import time
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsoft.checks import toml
 from fedsoft.engines.flower.loopback import Loopback
 from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
@@ -94,7 +94,8 @@ class Ticket:
         """What is to be run, as the server reads it; see `serverapp.Request`."""
         content = {
             "spec": spec.to_dict(), "label": spec.label, "folder": str(path.absolute()),
-            "rules": rules_of(federation.folder), "stage": {"chunk": stage.chunk, "memory": stage.memory},
+            "rules": rules_of(federation.folder),
+            "stage": {"chunk": stage.chunk, "memory": stage.memory, "keep": stage.keep},
         }  # fmt: skip
         folder = federation.folder / "requests"
         ticket = Ticket(folder / f"{path.name}.json")
@@ -116,7 +117,7 @@ def rules_of(folder: Path) -> dict[str, Any]:
     """The rules that stand in a federation's folder, checked; see `server.Rules`."""
     path = folder / "rules.toml"
     try:
-        rules = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+        rules = toml(path.read_text("utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"'{path}' cannot be read: {error}") from None
     Rules(**rules)

@@ -17,6 +17,7 @@ LENGTHS = struct.Struct("<4sIQ")  # a mark, the length of the head, the length o
 MARK = b"fsf1"
 LONGEST_HEAD = 64 * 2**20
 LONGEST_BODY = 64 * 2**30
+FIRST = 2**20  # bytes that are made room for before any have come
 
 
 class FrameError(ConnectionError):
@@ -35,7 +36,11 @@ def receive(connection: socket.socket) -> tuple[str, bytes]:
     mark, head, body = LENGTHS.unpack(_exactly(connection, LENGTHS.size))
     if mark != MARK or head > LONGEST_HEAD or body > LONGEST_BODY:
         raise FrameError("what came over the worker's socket is not a frame")
-    return _exactly(connection, head).decode(), _exactly(connection, body)
+    try:
+        text = _exactly(connection, head).decode()
+    except UnicodeDecodeError:
+        raise FrameError("the head of a frame is not text") from None
+    return text, _exactly(connection, body)
 
 
 def listen(path: Path) -> socket.socket:
@@ -68,11 +73,14 @@ def call(path: str, head: str, body: bytes, seconds: float) -> tuple[str, bytes]
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes: the system may give a part at a time."""
-    found = bytearray(count)
-    view, begin = memoryview(found), 0
+    """So many bytes: the system may give a part at a time. Room is made as they come, not as they are announced."""
+    found, begin = bytearray(min(count, FIRST)), 0
     while begin < count:
-        if (more := connection.recv_into(view[begin:])) == 0:
+        if begin == len(found):
+            found.extend(bytes(min(count, 2 * begin) - begin))
+        with memoryview(found) as view:
+            more = connection.recv_into(view[begin:])
+        if more == 0:
             raise FrameError("the other side of the worker's socket closed it before the end")
         begin += more
     return bytes(found)

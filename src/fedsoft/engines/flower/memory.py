@@ -149,7 +149,7 @@ def _version(path: Path) -> Version:
         notes = json.loads(opened(path)[0])
         moment = Moment(int(notes["attempt"]), int(notes["round"]), int(notes["ask"]))
         return Version(path, int(path.stem), moment, tuple(str(name) for name in notes["clients"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"'{path}' is damaged ({type(error).__name__}): what this node kept cannot be read") from None
 
 

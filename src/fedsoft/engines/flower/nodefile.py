@@ -16,7 +16,6 @@ hidden = [32]
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedsoft import plugins
-from fedsoft.checks import settings
+from fedsoft.checks import settings, toml
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape, Federation
 
@@ -85,10 +84,10 @@ class NodeConfig:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         try:
-            raw = tomllib.loads(path.read_text("utf-8"))
+            raw = toml(path.read_text("utf-8"))
         except OSError as error:
             raise InputError(f"cannot read '{path}': {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise InputError(f"'{path}' is not valid TOML: {error}") from None
         self.file = NodeFile(**raw)
         self.data = Data(**self.file.data)

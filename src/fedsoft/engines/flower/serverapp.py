@@ -23,6 +23,7 @@ from fedsoft.engines.flower.clientapp import RECORD
 from fedsoft.engines.flower.server import FlowerEngine
 from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.escape import shown
 from fedsoft.runs import Stage, execute
 from fedsoft.spec import RunSpec
 from fedsoft.store import write_folder
@@ -74,7 +75,7 @@ class Request:
         spec = RunSpec.from_dict(self.spec, self.label)
         make = partial(
             FlowerEngine, post=GridPost(grid), spec=spec.to_dict(), rules=Rules(**self.rules),
-            tell=partial(log, WARNING),
+            tell=lambda text: log(WARNING, "%s", shown(text)),
         )  # fmt: skip
         folder, finished = execute(spec, Path(self.folder), Stage(**self.stage, engine=make, signals=False))
         return folder.path, finished

@@ -34,7 +34,7 @@ class Parcel:
         """From text and bytes; complains about what is not a message."""
         try:
             values = json.loads(head)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError("the head of a message is not JSON") from None
         if not isinstance(values, dict):
             raise InputError("the head of a message is not a JSON object")

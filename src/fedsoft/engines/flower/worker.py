@@ -20,6 +20,7 @@ from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError
+from fedsoft.escape import shown
 
 STALLED = 60.0  # seconds without a byte after which a caller is given up
 
@@ -60,7 +61,7 @@ def answer_one(node: Node, connection: socket.socket) -> None:
         label = " ".join(str(asked.head[key]) for key in ("kind", "job", "round", "ask") if key in asked.head)
     frames.send(connection, *reply.packed())
     told = f": refused: {reply.head['refused']}" if "refused" in reply.head else ""
-    print(f"{label} in {time.perf_counter() - began:.3f} s{told}", file=sys.stderr, flush=True)
+    print(shown(f"{label} in {time.perf_counter() - began:.3f} s{told}"), file=sys.stderr, flush=True)
 
 
 def main(path: str, ready: str | None = None) -> NoReturn:

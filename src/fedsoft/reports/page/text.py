@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable
 
+from fedsoft.escape import plain
 from fedsoft.reports.page.blocks import Block, Cell, Code, Column, Figure, Page, Table, Text, Verdict, missing
 
 VERDICTS = {True: "holds", False: "does not hold", None: ""}
@@ -22,17 +23,6 @@ def markdown(page: Page, files: str = "") -> str:
     if page.made_by:
         parts.append(f"*{plain(page.made_by)}*")
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def plain(text: str) -> str:
-    """Text that means nothing to Markdown, whatever is in it.
-
-    >>> plain("a|b <i> *c*")
-    'a\\\\|b &lt;i&gt; \\\\*c\\\\*'
-    """
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", text)
-    return re.sub(r"^([-+]|\d+\.)(?=\s)", r"\\\1", text)
 
 
 def _block(block: Block, files: str) -> Iterable[str]:

@@ -1,0 +1,96 @@
+"""What comes over the wire and over the worker's socket, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from fedsoft.engines.flower import frames
+from fedsoft.engines.flower.node import Node
+from fedsoft.engines.flower.screen import Rows, Screen
+from fedsoft.engines.flower.wire import Parcel
+from tests.flower import places
+from tests.fuzz.mutation import cases, mutated, refused
+
+HEADS = [
+    json.dumps({"kind": "ask", "job": "train", "round": 1, "ask": 0, "attempt": 0, "clients": ["a", "b"]}).encode(),
+    b'{"node": "n", "clients": ["0", "1"], "cost": [1, 2, 3]}',
+]
+BODIES = [save({"w": torch.zeros(2, 3), "u": torch.ones(2, 2).double()}), save({}), save({"n": torch.arange(2)})]
+
+
+@cases()
+@given(head=mutated(HEADS), body=mutated(BODIES))
+def test_messages(head: bytes, body: bytes) -> None:
+    found: list[Parcel] = []
+    if not refused(lambda: found.append(Parcel.unpacked(head.decode("utf-8", "replace"), body))):
+        rows = Rows("n", ["a", "b"], found[0].tensors)
+        Screen(3, 10.0).sift([rows, Rows("m", ["c"], {"w": torch.zeros(1, 3)})], None)
+
+
+FRAME = frames.LENGTHS.pack(frames.MARK, 2, 3) + b"{}abc"
+
+
+@cases()
+@given(content=mutated([FRAME]))
+def test_frames(content: bytes) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        other.settimeout(5)
+        one.sendall(content)
+        one.shutdown(socket.SHUT_WR)
+        refused(lambda: frames.receive(other), frames.FrameError)
+
+
+def test_a_frame_that_claims_too_much_gets_no_memory() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(frames.LENGTHS.pack(frames.MARK, 2, frames.LONGEST_BODY) + b"{}" + b"x" * 1000)
+        one.shutdown(socket.SHUT_WR)
+        with pytest.raises(frames.FrameError, match="closed it before the end"):
+            frames.receive(other)
+
+
+def test_long_frames_arrive_whole() -> None:
+    body = bytes(range(256)) * 20_000  # five times what is made room for at first
+    one, other = socket.socketpair()
+    with one, other:
+        sender = threading.Thread(target=frames.send, args=(one, '{"a": 1}', body))
+        sender.start()
+        assert frames.receive(other) == ('{"a": 1}', body)
+        sender.join()
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Node, list[tuple[bytes, bytes]]]:
+    """A node, and what it is asked in a run."""
+    folder = tmp_path_factory.mktemp("nodes")
+    post = places.Direct(places.shards(folder, 2))
+    places.run(places.spec(rounds=1), folder / "run", post)
+    letters = [parcel.packed() for number, parcel, _ in post.sent if number == 1]
+    return post.there[1], [(head.encode(), body) for head, body in letters]
+
+
+@cases(60)
+@given(data=st.data())
+def test_nodes(asked: tuple[Node, list[tuple[bytes, bytes]]], data: st.DataObject) -> None:
+    """A node always answers. What it did not expect it refuses, in words that its log can hold."""
+    node, letters = asked
+    head, body = data.draw(st.sampled_from(letters))
+    if data.draw(st.booleans()):
+        head = data.draw(mutated([head]))
+    else:
+        body = data.draw(mutated([body]))
+    answers: list[Parcel] = []
+    if not refused(lambda: answers.append(node.answer(Parcel.unpacked(head.decode("utf-8", "replace"), body)))):
+        told = json.loads(answers[0].packed()[0])
+        assert told["node"] == "node-0"
+        if "refused" in told:
+            assert told["refused"]
