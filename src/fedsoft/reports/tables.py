@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedsoft.collapse import standing
 from fedsoft.drift import changes
+from fedsoft.guards import exclusions
 from fedsoft.store import RunFolder
 
 Scores = dict[str, Any]
@@ -115,7 +116,8 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     head = Text(spec.title, style="bold")
     if scores is None:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
-        return Group(head, left, cost_text(records))
+        told = [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
+        return Group(head, left, *told, cost_text(records))
     parts: list[RenderableType] = [head]
     if about := folder.info.get("about"):
         parts.append(Text(f"Data: {about}"))
@@ -128,6 +130,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
     parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
     parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
     parts += [cost_text(records), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():

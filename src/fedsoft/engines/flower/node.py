@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Diverged
 from fedsoft.host import Host, Room
 from fedsoft.runs import federation_of
 from fedsoft.spec import RunSpec
@@ -81,14 +82,15 @@ class Node:
         names = [str(name) for name in head["clients"]]
         rows = self._rows(here, names)
         try:
-            cost, replies = here.host.do(
+            cost, replies, facts = here.host.do(
                 str(head["job"]), rows, asked.under("each/"), asked.under("shared/"), moment.round
             )
             here.at = here.memory.keep(moment, here.host.names, dict(here.host.memory), base)
         except BaseException:
             self.loaded.pop(str(head["experiment"]), None)  # what is on disk is whole, what is in memory may not be
             raise
-        return Parcel({"node": self.config.name, "clients": names, "cost": asdict(cost)}, dict(replies))
+        sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
+        return Parcel({"node": self.config.name, "clients": names, "cost": asdict(cost)}, sent)
 
     def _scores(self, asked: Parcel) -> Parcel:
         """The metric of each client's personal predictions on its own points: two numbers for each client leave."""
@@ -141,6 +143,7 @@ class Node:
             federation.names,
             seed=spec.seed,
             dtype=DTYPES[spec.dtype],
+            care=Care(diverged=cast(Diverged, spec.diverged)),
             room=Room(head.get("chunk"), workers=self.config.file.workers, memory=self.config.file.ram),
         )
         memory = NodeMemory(self.config.memory / name)
@@ -188,3 +191,8 @@ def _restore(host: Host, version: Version) -> None:
     rows = np.array([host.names.index(name) for name in known], dtype=np.int64)
     places = torch.tensor([version.clients.index(name) for name in known], dtype=torch.int64)
     host.memory.put(rows, {name: tensors[name][places] for name in tensors})
+
+
+def _lost(value: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """What clients send whose training diverged: nothing that a server could take for a reply."""
+    return value.index_fill(0, torch.tensor(rows), torch.nan) if rows and value.is_floating_point() else value

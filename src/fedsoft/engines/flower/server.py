@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.absence import Absent
 from fedsoft.attack import Attack
 from fedsoft.checks import settings
 from fedsoft.clientdata import ClientData
@@ -31,12 +32,13 @@ from fedsoft.engines.flower.screen import Forms, Rows, Screen
 from fedsoft.engines.flower.wire import Parcel, pack
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.federation import Federation
+from fedsoft.guards import POINTS, Care, Guards
 from fedsoft.host import Cost, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
 from fedsoft.model import Model
 from fedsoft.robust import Rule
-from fedsoft.simulate import Absent, Engine
+from fedsoft.simulate import Engine
 from fedsoft.store import RunFolder
 from fedsoft.tensorfile import Blocks
 from fedsoft.vault import Budget, ClientRows, Vault
@@ -129,17 +131,21 @@ class FlowerEngine(Engine):
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
         rule: Rule | None = None, attack: Attack | None = None, liars: Set[str] = frozenset(),
         post: Post, spec: dict[str, Any], rules: Rules, tell: Callable[[str], object] = print,
+        care: Care | None = None,
     ) -> None:  # fmt: skip
         if attack is not None or federation.before is not None:
             raise InputError(
                 "engine 'flower' has real clients: [attack] and data that changes are for 'local' and 'ray'"
             )
         super().__init__(
-            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
-        )
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule,
+            care=care,
+        )  # fmt: skip
         self.federation, self.post, self.spec, self.rules, self.tell = federation, post, spec, rules, tell
         self.chunk, self.budget = chunk, Budget(memory_size(memory))
-        self.screen = Screen(model.size, rules.norm)
+        # Clients are strangers here: their norms are looked at even if the run does not ask for it.
+        self.guards = Guards.of(replace(self.care, norm=self.care.norm or rules.norm), algorithm, model.size)
+        self.screen = Screen(self.guards)
         # How many points each client has, where that is known; else the nodes tell when they come first.
         self.counted = dict(zip(self.names, self.sizes.tolist(), strict=True)) if len(federation.train.x) else {}
         self.homes: dict[str, int] = {}  # client to node
@@ -274,8 +280,11 @@ class FlowerEngine(Engine):
                 bad |= dict.fromkeys(groups[node], told)
         for node in groups.keys() - seen:
             bad |= dict.fromkeys(groups[node], f"no answer within {self.rules.timeout:g} s")
-        good, unlikely = self.screen.sift(replies, self.forms.get(kind))
+        known = None if self.clusters is None else dict(zip(self.names, self.clusters.tolist(), strict=True))
+        centers = len(body["shared/centers"]) if "shared/centers" in body else None
+        good, unlikely = self.screen.sift(replies, self.forms.get(kind), self.counted, known, centers)
         bad |= unlikely
+        self.excluded += unlikely.items()
         if good and not unlikely and kind not in self.forms:
             self.forms[kind] = replies[0].forms()
         for client, why in bad.items():
@@ -375,7 +384,7 @@ class FlowerEngine(Engine):
                 return f"client '{client}' is not of this federation"
             if client in self.homes:
                 return f"client '{client}' is at node '{self.titles[self.homes[client]]}' already"
-            if type(size) is not int or size < 1:
+            if type(size) is not int or not 1 <= size <= POINTS:
                 return f"client '{client}' has {size} points"
             if size != self.counted.get(client, size):
                 return f"client '{client}' has {size} points, had {self.counted[client]}"
