@@ -18,7 +18,7 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "starting", "collapse",
-    "drift", "robust", "rules", "attack", "attacks", "guards", "absence", "algorithms", "posterior", "blend",
+    "drift", "privacy", "robust", "rules", "attack", "attacks", "guards", "absence", "algorithms", "posterior", "blend",
     "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec", "store", "runs",
     "engines.flower", "modelcard", "exporting", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",

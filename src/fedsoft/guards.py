@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsoft.attack import MIXTURES
 from fedsoft.contract import Algorithm, Answer, Ids, Rows
 from fedsoft.errors import InputError
+from fedsoft.privacy import Privacy
 
 Diverged = Literal["stop", "drop"]
 """When a client's training gives values that are not finite: `stop` the run, or `drop` the client for this ask."""
@@ -36,10 +37,12 @@ class Care:
     Arguments:
         norm: how many times the median norm a model may have; 0 for any.
         diverged: see `Diverged`.
+        privacy: what is hidden of points and clients.
     """
 
     norm: float = 0.0
     diverged: Diverged = "stop"
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if not (self.norm == 0 or 1 <= self.norm < float("inf")):

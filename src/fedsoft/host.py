@@ -19,12 +19,13 @@ from torch import Tensor
 
 from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Ids, Reply, Site, State, is_job, rows_of
+from fedsoft.contract import Algorithm, Hide, Ids, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, advice, unknown
 from fedsoft.guards import Care, Facts, Guards, blank, merged
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
+from fedsoft.privacy import hidden_shares
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.threads import in_order
@@ -93,15 +94,17 @@ class Host:
         room: what may be used of the machine.
         attack, liars: what clients of these names send in place of their replies.
         before, change_at: other training points, for the rounds before that one.
-        care: what is done about clients that fail or lie.
+        care: what is done about clients that fail or lie, and what is hidden of them.
+        secret: goes into the noise that hides them; nobody else may know it.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, data: ClientData, names: Sequence[str], *,
         seed: int, dtype: torch.dtype = torch.float32, room: Room | None = None, attack: Attack | None = None,
         liars: Set[str] = frozenset(), before: ClientData | None = None, change_at: int = 0, care: Care | None = None,
+        secret: str = "",
     ) -> None:  # fmt: skip
-        room, self.care = room or Room(), care or Care()
+        room, self.care, self.secret = room or Room(), care or Care(), secret
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = data.to(room.device, dtype)
         self.before = None if before is None else before.to(room.device, dtype)
@@ -217,8 +220,23 @@ class Host:
 
     def _site(self, data: ClientData, rows: Ids, t: int) -> Site:
         names = [self.names[k] for k in rows]
-        work = Work.none(len(rows))
-        return Site(self.model, data.take(rows), self.solver, names, self.seed, t, self.dtype, work=work)
+        work, own = Work.none(len(rows)), data.take(rows)
+        hide = self._hide(own.sizes, names, t)
+        return Site(self.model, own, self.solver, names, self.seed, t, self.dtype, work=work, hide=hide)
+
+    def _hide(self, n: Tensor, names: Sequence[str], t: int) -> Hide | None:
+        """What puts noise on counts. A client with more than one use of them in an estimation needs more of it."""
+        privacy = self.care.privacy
+        if privacy is None or not privacy.counts:
+            return None
+        times = getattr(self.algorithm, "counting", 1)
+        deviation = privacy.counts * math.sqrt(2 * times)
+
+        def hide(shares: Tensor, sweep: int) -> Tensor:
+            draws = [generator(self.seed, "counts", self.secret, sweep, t, name) for name in names]
+            return hidden_shares(shares, n, deviation, draws)
+
+        return hide
 
     def _diverged(self, job: str, rows: Ids, values: Mapping[str, Tensor], did: str) -> dict[int, str]:
         """Nothing that is not finite, or not one row per client, is ever used or remembered."""

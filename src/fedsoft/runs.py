@@ -22,6 +22,7 @@ from fedsoft.engines import find as find_engine
 from fedsoft.errors import InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.guards import Care, Diverged
+from fedsoft.privacy import Privacy
 from fedsoft.simulate import Engine
 from fedsoft.spec import RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
@@ -73,7 +74,9 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
         workers=stage.workers, memory=stage.memory, engine=find_engine(stage.engine, stage.address),
         rule=None if spec.robust is None else plugins.build("rules", spec.robust.name, spec.robust.settings),
         attack=None if spec.attack is None else plugins.build("attacks", spec.attack.name, spec.attack.settings),
-        care=Care(spec.guard, cast(Diverged, spec.diverged)),
+        care=Care(
+            spec.guard, cast(Diverged, spec.diverged), None if spec.privacy is None else Privacy(**spec.privacy)
+        ),
     )  # fmt: skip
     return federation, simulation
 

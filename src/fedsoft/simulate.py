@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedsoft.guards import Care, Facts, Guards, noted, without
 from fedsoft.host import Cost, Host, Room, check_job, size_of
 from fedsoft.local import Solver, Work
 from fedsoft.model import Model
+from fedsoft.privacy import HiddenRows, Privacy, hidden
 from fedsoft.robust import Rule, guarded
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks
@@ -60,6 +62,8 @@ class Engine(abc.ABC):
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(device, dtype)
         self.rule, self.care = rule, care or Care()
         self.guards = Guards.of(self.care, algorithm, model.size)
+        self.estimations = self.releases = 0  # in this round, of counts and of centers
+        self.secret = ""  # goes into noise; where others know the seed, nobody may know this
         self.excluded: list[tuple[str, str]] = []  # in this round, who was not believed, and why
         self.clusters: np.ndarray | None = None  # of the clients, as far as the server knows
         self.t, self.last = 0, False
@@ -89,7 +93,34 @@ class Engine(abc.ABC):
         if self.absent is not None and len(ids):
             present = ~self.absent(job, self.t, [self.names[k] for k in ids])
             ids, each = ids[present], {name: value[present] for name, value in each.items()}
-        return guarded(self.carry(job, ids, each, shared), self.rule)
+        answer = guarded(self.carry(job, ids, each, shared), self.rule)
+        privacy = self.care.privacy
+        if privacy is not None and privacy.counts and job == "estimate":
+            self.estimations += 1
+        if privacy is None or not privacy.clip:
+            return answer
+        return hidden(answer, partial(self._hidden, privacy), self.model.size)
+
+    def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:
+        """Models of which only noisy means are seen; each such mean is a release."""
+        means = privacy.means(self.algorithm, len(self.names))
+        assert means is not None
+
+        def draw(s: int) -> np.random.Generator:
+            self.releases = 1  # all centers of a round are one
+            return self.generator("centers", self.secret, s)
+
+        return HiddenRows(rows, privacy.clip, privacy.noise, means.members, draw)
+
+    def spent(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What can be stated about privacy after this round; `before`: after the last."""
+        privacy = self.care.privacy
+        if privacy is None or not (privacy.counts or privacy.clip):
+            return {}
+        estimations = before.get("estimations", 0) + self.estimations
+        releases = before.get("releases", 0) + self.releases
+        means = privacy.means(self.algorithm, len(self.names))
+        return {"privacy": privacy.spent(estimations, releases, means, len(self.names))}
 
     # --- what the run loop uses ---------------------------------------------------------------------------------------
 
@@ -103,6 +134,7 @@ class Engine(abc.ABC):
         """Play round t; what it cost stands in `cost`."""
         self.t, self.last, self.cost = t, last, Cost()
         u = state.get("u")
+        self.estimations = self.releases = 0
         self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
         state, notes = self.algorithm.round(state, t, self)
         return state, notes | noted(self.excluded)

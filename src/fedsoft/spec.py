@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ PARTS = {
     "robust": "rules", "attack": "attacks",
 }  # fmt: skip
 TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "data_seed", "variant",
-       "guard", "diverged",
-       *PARTS)  # fmt: skip
+       "guard", "diverged", "privacy", *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
 DIVERGED = ("stop", "drop")
 VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
@@ -63,6 +62,7 @@ class RunSpec:
     data_seed: int | None = None  # of the federation, where it stays the same over seeds of the run
     guard: float = 0.0  # how many times the median norm a client's model may have; 0 for any
     diverged: str = "stop"  # what becomes of a run when a client's training gives values that are not finite
+    privacy: dict[str, Any] | None = None  # what is hidden of points and clients, see `fedsoft.privacy`
     about: str = ""
     variant: str | None = None  # "fast" for the short form of a preset: a label, so that nobody mistakes it
     label: str = "run"
@@ -95,6 +95,7 @@ class RunSpec:
             data_seed=_whole("data_seed", raw["data_seed"], 0) if "data_seed" in raw else None,
             guard=_guard(raw.get("guard", 0.0)),
             diverged=_one_of("diverged", raw.get("diverged", "stop"), DIVERGED),
+            privacy=_privacy(raw["privacy"]) if "privacy" in raw else None,
             about=str(raw.get("about", "")),
             variant=_one_of("variant", raw["variant"], VARIANTS) if "variant" in raw else None,
             label=label,
@@ -109,6 +110,7 @@ class RunSpec:
         top |= {"guard": self.guard} if self.guard else {}
         top |= {"diverged": self.diverged} if self.diverged != "stop" else {}
         top |= {key: value for key, value in self._optional() if value is not None}
+        top |= {"privacy": self.privacy} if self.privacy is not None else {}
         parts = {key: getattr(self, key) for key in PARTS}
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
@@ -186,6 +188,14 @@ def _guard(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value == 0 or 1 <= value < float("inf")):
         raise InputError(f"guard = {value!r} is not allowed: should be a number of at least 1, or 0 for none")
     return float(value)
+
+
+def _privacy(raw: Any) -> dict[str, Any]:
+    from fedsoft.privacy import Privacy
+
+    if not isinstance(raw, dict):
+        raise InputError(f"privacy = {raw!r} is not allowed: should be a table such as [privacy] counts = 2.0")
+    return asdict(Privacy(**raw))
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -300,8 +310,12 @@ def _set(raw: dict[str, Any], change: str) -> None:
     if not dot:
         raw[key] = value
         return
+    if head == "privacy":
+        table = raw.get(head, {})
+        raw[head] = {**table, rest: value} if isinstance(table, dict) else {rest: value}
+        return
     if head not in PARTS:
-        raise unknown("key", key, [f"{part}.{rest}" for part in PARTS])
+        raise unknown("key", key, [f"{part}.{rest}" for part in (*PARTS, "privacy")])
     part = raw.get(head, {})
     table = dict(part) if isinstance(part, dict) else {"name": part}
     if head == "partition" and isinstance(table.get("name"), str):

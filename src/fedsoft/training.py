@@ -29,8 +29,9 @@ from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost, 
 from fedsoft.federation import Federation
 from fedsoft.guards import Care, Diverged
 from fedsoft.local import Solver
-from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
+from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs, squared_loss
 from fedsoft.models.module import module
+from fedsoft.privacy import Privacy, why_withheld, withheld
 from fedsoft.robust import Rule
 from fedsoft.scores import CenterView, Scores, score, served_by
 from fedsoft.seeds import generator
@@ -123,6 +124,7 @@ class Run:
         """What it takes to serve newcomers, for several of them; see `adopt`."""
         simulation = self.simulation
         lam = float(getattr(simulation.algorithm, "lam", 1.0)) if lam is None else lam
+        self._published(range(len(self.state["centers"])))
         if not 0 <= lam < float("inf"):
             raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
         return Newcomers.of(
@@ -160,7 +162,20 @@ class Run:
         if not 0 <= operator.index(center) < count:
             allowed = f"should be 0 to {count - 1}" if count else "this run has no centers"
             raise InputError(f"center = {center} is not allowed: {allowed}")
+        self._published([operator.index(center)])
         return operator.index(center)
+
+    def _published(self, centers: Sequence[int]) -> None:
+        """Complain about centers that too few clients use."""
+        privacy, found = self.simulation.care.privacy, self.withheld
+        for s in centers:
+            if privacy is not None and s in found:
+                raise InputError(why_withheld(s, found[s], privacy.floor))
+
+    @property
+    def withheld(self) -> dict[int, float]:
+        """The centers that are not published, with their effective numbers of clients; see `Privacy.floor`."""
+        return withheld(self.simulation.care.privacy, self.state, self.simulation.sizes)
 
     def _row(self, client: SupportsIndex | str) -> int:
         names = self.federation.names
@@ -202,6 +217,9 @@ def prepare(
     check_device(device)
     solver, built = local or Adam(), as_model(model, federation).by(_backend(backend, device))
     _try_out(solver, built, federation)
+    if care is not None and care.privacy is not None:
+        squared = built.loss is squared_loss
+        care.privacy.check(algorithm, len(federation), rule=rule, guard=care.norm, squared=squared)
     false = frozenset() if attack is None else liars(federation.names, attack.share, seed)
     if attack is not None:
         rows = np.array([k for k, name in enumerate(federation.names) if name in false], dtype=np.int64)
@@ -297,6 +315,7 @@ def play(
             new, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
+            record |= simulation.spent(history[-1].get("privacy", {}) if history else {})
             state, changed = watch(new, state)
             if changed:
                 record["changed"] = [federation.names[k] for k in changed]
@@ -336,6 +355,7 @@ def fit(
     robust: Rule | None = None,
     attack: Attack | None = None,
     absent: Absent | None = None,
+    privacy: Privacy | None = None,
     guard: float = 0.0,
     diverged: Diverged = "stop",
     engine: str | Factory = "local",
@@ -364,6 +384,7 @@ def fit(
         robust: a rule in place of the mean wherever clients' models are averaged, such as `rules.median()`.
         attack: what some clients do who lie, such as `attacks.sign_flip(share=0.2)`, for studying it.
         absent: who does not answer, beyond `dropout`, for studying it; see `fedsoft.absence`.
+        privacy: what is hidden of points and clients, and how well; see `fedsoft.privacy`.
         guard: how many times the median norm a client's model may have before it is not believed; 0 for any. Replies
             that are not finite or out of range are never believed. See `fedsoft.guards`.
         diverged: when a client's training gives values that are not finite, `stop` the run, or `drop` the client for
@@ -385,7 +406,7 @@ def fit(
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
         backend=backend, workers=workers, memory=memory, rule=robust, attack=attack,
-        engine=find_engine(engine, address), absent=absent, care=Care(guard, diverged),
+        engine=find_engine(engine, address), absent=absent, care=Care(guard, diverged, privacy),
     )  # fmt: skip
     told = 0
     mending = Mending(simulation)

@@ -168,6 +168,23 @@ def test_clients_that_diverge_are_dropped_one_by_one_where_the_run_says_so(tmp_p
         assert {name for entry in found for name in entry["clients"]} == set("01234567")
 
 
+def test_noise_comes_from_secrets_that_the_other_side_does_not_know(tmp_path: Path) -> None:
+    """Server and nodes know the seed: with that alone either could take the noise of the other away again."""
+    what = spec({"name": "fedsoft", "K": 4}, privacy={"counts": 1.0, "clip": 1.0, "noise": 1.0})
+    seeded, post = alone(what, tmp_path / "local"), Direct(shards(tmp_path))
+    far = run(what, tmp_path / "far", post)
+    assert not torch.equal(state(seeded)["u"], state(far)["u"])
+    assert not torch.equal(state(seeded)["centers"], state(far)["centers"])
+    kept = [node.config.memory / ".secret" for node in post.there.values()]
+    texts = {path.read_text("utf-8") for path in kept}
+    assert len(texts) == len(kept)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+    secret = json.loads((far.path / "federation.json").read_text("utf-8"))["secret"]
+    sent = [json.dumps(parcel.head) for _, asked, answer in post.sent for parcel in (asked, answer)]
+    assert not any(text in head for text in {secret, *texts} for head in sent)
+    assert far.records()[-1]["privacy"]["epsilon"] > 0
+
+
 def test_too_few_answers_stop_the_run_which_can_be_taken_up(tmp_path: Path) -> None:
     asked_again = []
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import secrets
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -19,6 +22,7 @@ from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.federation import Federation
 from fedsoft.guards import Care, Diverged
 from fedsoft.host import Host, Room
+from fedsoft.privacy import Privacy
 from fedsoft.runs import federation_of
 from fedsoft.spec import RunSpec
 from fedsoft.training import DTYPES, as_model
@@ -116,6 +120,19 @@ class Node:
 
     # --- experiments --------------------------------------------------------------------------------------------------
 
+    def _secret(self) -> str:
+        """What this node alone knows. The server knows the seed: noise must not come from that alone."""
+        path = self.config.memory / ".secret"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        found = path.read_text("utf-8")
+        if not found:
+            raise InputError(f"'{path}' is empty: remove it, so that another secret is made")
+        return found
+
     def _rows(self, here: Loaded, names: list[str]) -> np.ndarray:
         for name in names:
             if name not in here.host.names:
@@ -143,7 +160,10 @@ class Node:
             federation.names,
             seed=spec.seed,
             dtype=DTYPES[spec.dtype],
-            care=Care(diverged=cast(Diverged, spec.diverged)),
+            care=Care(
+                diverged=cast(Diverged, spec.diverged), privacy=Privacy(**spec.privacy) if spec.privacy else None
+            ),
+            secret=self._secret() if spec.privacy else "",
             room=Room(head.get("chunk"), workers=self.config.file.workers, memory=self.config.file.ram),
         )
         memory = NodeMemory(self.config.memory / name)
@@ -191,6 +211,11 @@ def _restore(host: Host, version: Version) -> None:
     rows = np.array([host.names.index(name) for name in known], dtype=np.int64)
     places = torch.tensor([version.clients.index(name) for name in known], dtype=torch.int64)
     host.memory.put(rows, {name: tensors[name][places] for name in tensors})
+
+
+def _private(path: str, flags: int) -> int:
+    """For the eyes of its owner only."""
+    return os.open(path, flags, 0o600)
 
 
 def _lost(value: torch.Tensor, rows: list[int]) -> torch.Tensor:

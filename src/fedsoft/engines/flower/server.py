@@ -168,7 +168,8 @@ class FlowerEngine(Engine):
     def use_folder(self, folder: Path) -> None:
         """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
         self.folder, path = folder, folder / "federation.json"
-        known = {"experiment": f"{folder.name[:80]}-{secrets.token_hex(8)}", "attempt": 0}
+        name = f"{folder.name[:80]}-{secrets.token_hex(8)}"
+        known: dict[str, Any] = {"experiment": name, "attempt": 0, "secret": secrets.token_hex(16)}
         if path.exists():
             try:
                 known |= json.loads(path.read_text("utf-8"))
@@ -176,11 +177,13 @@ class FlowerEngine(Engine):
                 raise InputError(f"'{path}' is damaged: {error}") from None
         self.experiment, self.attempt = str(known["experiment"]), int(known["attempt"]) + 1
         self.counted |= known.get("sizes", {})
+        self.secret = str(known["secret"])  # nodes know the seed: noise that hides clients must not come from it alone
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
             known = {"experiment": self.experiment, "attempt": self.attempt, "sizes": self.counted}
+            known["secret"] = self.secret
             RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
 
     @override
