@@ -19,8 +19,9 @@ ORDER = [
     "federation", "model", "layers", "chain", "network", "convolutions", "plugins", "formats", "registry", "download",
     "fetch", "images", "published",
     "partitions", "models", "datasets", "batches", "local", "solvers", "contract", "mixing", "leastsquares", "starting",
-    "collapse", "drift", "robust", "rules", "attack", "attacks", "algorithms", "posterior", "blend",
-    "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec", "checkpoints", "store", "runs",
+    "collapse", "drift", "privacy", "robust", "rules", "attack", "attacks", "guards", "absence", "algorithms",
+    "posterior", "blend", "host", "simulate", "engines", "scores", "adoption", "curve", "training", "spec",
+    "checkpoints", "store", "runs",
     "engines.flower", "modelcard", "exporting", "farm", "compare", "tuning", "choosing", "theory",
     "reports", "paper", "progress", "cli",
 ]  # fmt: skip

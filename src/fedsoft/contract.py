@@ -49,6 +49,23 @@ class Rows(Protocol):
         ...
 
 
+@runtime_checkable
+class Averages(Rows, Protocol):
+    """Rows that take means in a way of their own."""
+
+    def average(self, weights: Tensor, old: Tensor) -> Tensor:
+        """Centers `[S, P]` in place of the `old` ones, see `mixing.average`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Means:
+    """How centers are means: over so many clients, whatever these have, drawn uniformly or not."""
+
+    members: int
+    uniform: bool
+
+
 class _Nobody:
     """No rows, in a form that fits any other."""
 
@@ -108,6 +125,10 @@ class Ask(Protocol):
         ...
 
 
+Hide = Callable[[Tensor, int], Tensor]
+"""Shares `[m, S]` of m clients, found for the so-manyth time in a job, to shares that hide single points."""
+
+
 @dataclass(frozen=True)
 class Site:
     """What a job sees: m clients with their own points, and the tools to work on them."""
@@ -120,6 +141,7 @@ class Site:
     t: int
     dtype: torch.dtype
     work: Work = field(kw_only=True)
+    hide: Hide | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -127,6 +149,10 @@ class Site:
     def generators(self, *labels: str | int) -> list[np.random.Generator]:
         """One generator for each client, of this round and these labels."""
         return [generator(self.seed, *labels, self.t, name) for name in self.names]
+
+    def hidden(self, shares: Tensor, sweep: int = 0) -> Tensor:
+        """Shares as they may leave the clients: with noise on their counts, where the run asks for it."""
+        return shares if self.hide is None else self.hide(shares, sweep)
 
     def solve(
         self,

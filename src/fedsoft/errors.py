@@ -34,6 +34,13 @@ class DivergedError(FedsoftError, ArithmeticError):
     """A client answered with numbers that are not finite."""
 
 
+def advice(algorithm: object) -> str:
+    """What to do when training diverged: lower the rates that this algorithm steps with, its own where it has some."""
+    own = getattr(algorithm, "rates", ())
+    named = " or ".join(f"algorithm.{name}" for name in own) or "local.lr"
+    return f"lower the learning rate ({named}) or scale the data"
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that does not exist, with the nearest one that does.
 

@@ -84,6 +84,8 @@ def export(
 ) -> Exported:
     """Write the centers of a run, or the model of one client, into a folder, with a model card.
 
+    Centers of fewer clients than `Privacy.floor` asks for are left out.
+
     Arguments:
         run: from `fit` or `load`.
         folder: where to; files of the same names are replaced.
@@ -129,7 +131,8 @@ def _blends(run: Run, client: SupportsIndex | str | None) -> dict[str, Blend]:
     count = len(run.state["centers"])
     if not count:
         raise InputError("this run has no centers: export the model of a client instead (--what client K)")
-    return {f"center-{s}": run.blend(center=s) for s in range(count)}
+    kept = [s for s in range(count) if s not in run.withheld]
+    return {f"center-{s}": run.blend(center=s) for s in kept or [0]}  # complains when none is published
 
 
 def _network(blend: Blend, w: Tensor) -> nn.Module:

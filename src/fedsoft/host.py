@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +19,13 @@ from torch import Tensor
 
 from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Ids, Reply, Site, State, is_job, rows_of
-from fedsoft.errors import DivergedError, InputError, StoreError, unknown
+from fedsoft.contract import Algorithm, Hide, Ids, Reply, Site, State, is_job, rows_of
+from fedsoft.errors import DivergedError, InputError, StoreError, advice, unknown
+from fedsoft.guards import Care, Facts, Guards, blank, merged
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
+from fedsoft.privacy import hidden_shares
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.threads import in_order
@@ -45,6 +47,14 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+class Done(NamedTuple):
+    """What a job of some clients left behind."""
+
+    cost: Cost
+    replies: Vault
+    facts: Facts
 
 
 @dataclass
@@ -84,20 +94,24 @@ class Host:
         room: what may be used of the machine.
         attack, liars: what clients of these names send in place of their replies.
         before, change_at: other training points, for the rounds before that one.
+        care: what is done about clients that fail or lie, and what is hidden of them.
+        secret: goes into the noise that hides them; nobody else may know it.
     """
 
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, data: ClientData, names: Sequence[str], *,
         seed: int, dtype: torch.dtype = torch.float32, room: Room | None = None, attack: Attack | None = None,
-        liars: Set[str] = frozenset(), before: ClientData | None = None, change_at: int = 0,
+        liars: Set[str] = frozenset(), before: ClientData | None = None, change_at: int = 0, care: Care | None = None,
+        secret: str = "",
     ) -> None:  # fmt: skip
-        room = room or Room()
+        room, self.care, self.secret = room or Room(), care or Care(), secret
         self.algorithm, self.model, self.solver = algorithm, model, solver
         self.data = data.to(room.device, dtype)
         self.before = None if before is None else before.to(room.device, dtype)
         self.change_at = change_at
         self.names, self.seed, self.dtype, self.device = list(names), seed, dtype, room.device
         self.attack, self.lies = attack, np.array([name in liars for name in names], dtype=bool)
+        self.guards = Guards.of(self.care, algorithm, model.size)
         self.chunk = room.chunk or chunk_size(model, self.data)
         self.workers = room.workers or (cores() if room.device == "cpu" else 1)
         self.budget, self.scratch = Budget(memory_size(room.memory)), room.scratch
@@ -127,33 +141,43 @@ class Host:
         self.memory.lay_out(forms)
         return self.memory
 
-    def do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Vault]:
-        """Have the clients in `rows` do a job of round t; what it cost, and their replies."""
+    def do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> Done:
+        """Have the clients in `rows` do a job of round t; what it cost, their replies, and what guards say of them."""
         check_job(self.algorithm, job)
         replies = self._vault(len(rows))
 
-        def work(part: np.ndarray) -> Cost:
-            cost, reply = self._do(job, rows[part], {name: value[part] for name, value in each.items()}, shared, t)
+        def work(part: np.ndarray) -> tuple[Cost, tuple[int, Facts]]:
+            own = {name: value[part] for name, value in each.items()}
+            cost, reply, facts = self._do(job, rows[part], own, shared, t)
             replies.put(part, reply)
-            return cost
+            return cost, (len(part), facts)
 
-        return sum(self._chunks(len(rows), work), Cost()), replies
+        done = self._chunks(len(rows), work)
+        return Done(sum((cost for cost, _ in done), Cost()), replies, Facts.join([facts for _, facts in done]))
 
-    def _do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Reply]:
-        """A job of one chunk of clients. What they change of their memory is kept."""
+    def _do(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], t: int) -> tuple[Cost, Reply, Facts]:
+        """A job of one chunk of clients. What they change of their memory is kept, unless they are dropped."""
         data = self.before if self.before is not None and t < self.change_at else self.data
         site, given = self._site(data, rows, t), self.memory.take(rows)
         mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **each})
         changed = {name: value for name, value in mine.items() if value is not given.get(name)}
-        self._check(job, rows, reply, f"answered job '{job}' of round {t}")
-        self._check(job, rows, changed, f"ended job '{job}' of round {t}")
+        lost = self._diverged(job, rows, reply, f"answered job '{job}' of round {t}")
+        lost |= self._diverged(job, rows, changed, f"ended job '{job}' of round {t}")
         for name in changed.keys() - given.keys():
             raise InputError(f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}")
-        self.memory.put(rows, changed)
+        if lost:
+            whole = np.array([row for row in range(len(rows)) if row not in lost], dtype=np.int64)
+            self.memory.put(rows[whole], {name: value[torch.as_tensor(whole)] for name, value in changed.items()})
+            reply = blank(reply, [*lost])
+        else:
+            self.memory.put(rows, changed)
         if self.attack is not None and self.lies[rows].any():
             reply = self._false(self.attack, job, rows, reply, each, shared, t)
         gradients, evaluations = int(site.work.gradients.sum()), int(site.work.evaluations.sum())
-        return Cost(gradients, evaluations, bytes_up=size_of(reply)), reply
+        cost = Cost(gradients, evaluations, bytes_up=size_of(reply))
+        centers = shared.get("centers")
+        facts = merged(self.guards.look(reply, site.data.sizes, None if centers is None else len(centers)), lost)
+        return cost, blank(reply, [*facts.refused]) if facts.refused.keys() - lost.keys() else reply, facts
 
     def _false(
         self, attack: Attack, job: str, rows: Ids, reply: Reply, each: Reply, shared: Mapping[str, Tensor], t: int
@@ -201,21 +225,39 @@ class Host:
 
     def _site(self, data: ClientData, rows: Ids, t: int) -> Site:
         names = [self.names[k] for k in rows]
-        work = Work.none(len(rows))
-        return Site(self.model, data.take(rows), self.solver, names, self.seed, t, self.dtype, work=work)
+        work, own = Work.none(len(rows)), data.take(rows)
+        hide = self._hide(own.sizes, names, t)
+        return Site(self.model, own, self.solver, names, self.seed, t, self.dtype, work=work, hide=hide)
 
-    def _check(self, job: str, rows: Ids, values: Mapping[str, Tensor], did: str) -> None:
+    def _hide(self, n: Tensor, names: Sequence[str], t: int) -> Hide | None:
+        """What puts noise on counts. A client with more than one use of them in an estimation needs more of it."""
+        privacy = self.care.privacy
+        if privacy is None or not privacy.counts:
+            return None
+        times = getattr(self.algorithm, "counting", 1)
+        deviation = privacy.counts * math.sqrt(2 * times)
+
+        def hide(shares: Tensor, sweep: int) -> Tensor:
+            draws = [generator(self.seed, "counts", self.secret, sweep, t, name) for name in names]
+            return hidden_shares(shares, n, deviation, draws)
+
+        return hide
+
+    def _diverged(self, job: str, rows: Ids, values: Mapping[str, Tensor], did: str) -> dict[int, str]:
         """Nothing that is not finite, or not one row per client, is ever used or remembered."""
+        found: dict[int, str] = {}
         for name, value in values.items():
             if len(value) != len(rows):
                 raise InputError(f"job '{job}' gave {len(value)} rows of '{name}' for {len(rows)} clients")
             bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
-            if bool(bad.any()):
-                first = self.names[rows[int(torch.nonzero(bad)[0])]]
-                raise DivergedError(
-                    f"client '{first}' {did} with values that are not finite: its training diverged, lower the "
-                    "learning rate (local.lr) or scale the data"
-                )
+            for row in torch.nonzero(bad).flatten().tolist() if bool(bad.any()) else ():
+                if self.care.diverged == "stop":
+                    raise DivergedError(
+                        f"client '{self.names[rows[row]]}' {did} with values that are not finite: its training "
+                        f"diverged, {advice(self.algorithm)}"
+                    )
+                found.setdefault(row, f"its training diverged in job '{job}': '{name}' is not finite")
+        return found
 
 
 def check_job(algorithm: Algorithm, job: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Answer, Ask, Ids, Rows
+from fedsoft.contract import Answer, Ask, Averages, Ids, Rows
 from fedsoft.errors import InputError
 
 Participants = Annotated[int, Field(ge=1)] | Literal["all"]
@@ -21,13 +21,21 @@ Participants = Annotated[int, Field(ge=1)] | Literal["all"]
 SWEEPS = 10  # of EM, over a client's own shares and scale
 
 
-def importance_weights(losses: Tensor, data: ClientData, sigma: float) -> Tensor:
+def as_it_is(shares: Tensor, sweep: int = 0) -> Tensor:
+    """Shares that hide nothing."""
+    return shares
+
+
+def importance_weights(
+    losses: Tensor, data: ClientData, sigma: float, hidden: Callable[[Tensor, int], Tensor] = as_it_is
+) -> Tensor:
     """u_ks = max(n_ks / n_k, sigma), n_ks the points of client k whose smallest loss is that of center s.
 
     Every POINT votes on its own, from `losses[points, S]`. Rows may sum to slightly more than 1, as in the paper.
+    `hidden` may put noise on n_ks / n_k.
     """
     votes = one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
-    return data.mean_by_client(votes).clamp(min=sigma)
+    return hidden(data.mean_by_client(votes), 0).clamp(min=sigma)
 
 
 def posterior(losses: Tensor, prior: Tensor, s2: Tensor | float = 0.5) -> Tensor:
@@ -42,21 +50,24 @@ def posterior(losses: Tensor, prior: Tensor, s2: Tensor | float = 0.5) -> Tensor
     return torch.softmax(prior.clamp(min=tiny).log() - beyond, dim=1)
 
 
-def soft_weights(losses: Tensor, data: ClientData, sigma: float, outputs: int | None, sweeps: int = SWEEPS) -> Tensor:
+def soft_weights(
+    losses: Tensor, data: ClientData, sigma: float, outputs: int | None, sweeps: int = SWEEPS,
+    hidden: Callable[[Tensor, int], Tensor] = as_it_is,
+) -> Tensor:  # fmt: skip
     """u_ks = max(mean_i q_i(s), sigma), q and the prior u_k learnt from each other in a few sweeps of EM.
 
     They start at even shares. For squared loss of so many `outputs` every client finds the variance of its noise beside
     them: the mean of the smallest losses at first, then of those that q expects. Without `outputs` losses are taken as
-    they are.
+    they are. `hidden` may put noise on the shares of every sweep: the next one sees only those.
     """
     owners, tiny = data.owners, torch.finfo(losses.dtype).tiny
     u = losses.new_full((len(data), losses.shape[1]), 1 / losses.shape[1])
     s2 = losses.new_full((len(data),), 0.5)
     if outputs is not None:
         s2 = (data.mean_by_client(losses.amin(1)) / outputs).clamp(min=tiny)
-    for _ in range(sweeps):
+    for sweep in range(sweeps):
         q = posterior(losses, u[owners], s2[owners, None])
-        u = data.mean_by_client(q)
+        u = hidden(data.mean_by_client(q), sweep)
         if outputs is not None:
             s2 = (data.mean_by_client((q * losses).sum(1)) / outputs).clamp(min=tiny)
     return u.clamp(min=sigma)
@@ -129,6 +140,8 @@ def average(w: Tensor | Rows, weights: Tensor, old: Tensor) -> Tensor:
     Divides by the weight of those who answered. A center without any keeps its `old[S, P]` value. Sums are taken in
     float64. With `w = answer["w"]` they are taken where the models are: no more than the means is brought together.
     """
+    if isinstance(w, Averages):
+        return w.average(weights, old)
     total = weights.sum(1, keepdim=True)
     shares = weights / total.clamp(min=torch.finfo(torch.float64).tiny)
     mean = shares @ w.double() if isinstance(w, Tensor) else w.weighted(shares)

@@ -9,6 +9,7 @@ import torch
 
 from fedsoft.blend import Blend
 from fedsoft.escape import plain
+from fedsoft.privacy import statements
 from fedsoft.scores import Scores
 from fedsoft.spec import RunSpec
 from fedsoft.store import environment
@@ -83,14 +84,17 @@ def _training(about: Card) -> str:
     run, simulation = about.run, about.run.simulation
     here = environment()
     packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())
+    told = statements(run.history[-1].get("privacy", {}) if run.history else {})
+    seed = "" if told else f"seed {simulation.seed}, "  # noise could be told from the seed
     lines = [
         f"algorithm: {simulation.algorithm}",
         f"local solver: {simulation.solver}",
-        f"{run.rounds} rounds, seed {simulation.seed}, {run.model.size} parameters",
+        f"{run.rounds} rounds, {seed}{run.model.size} parameters",
         f"exported {here['created']} with {packages}",
     ]
     if about.spec is not None:
         lines.append(f"hash of the run: {about.spec.hash}")
+    lines += [f"privacy of {text}" for text in told]
     return "## Training\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedsoft.collapse import STANDS, standing
 from fedsoft.drift import changes
+from fedsoft.guards import SILENT, exclusions, silence
 from fedsoft.reports.tables import duration
 from fedsoft.spec import RunSpec
 
@@ -52,9 +53,9 @@ class Progress:
         """Say once what is wrong with a center, when it has been so for some rounds; and whose mixture changed."""
         for text in changes([record]):
             self.console.print(text, markup=False, soft_wrap=True)
-        self.recent = [*self.recent, record][-STANDS:]
-        for text in standing(self.recent):
-            what = text.partition(":")[0]
+        self.recent = [*self.recent, record][-max(STANDS, SILENT) :]
+        for text in [*exclusions([record]), *standing(self.recent), *silence(self.recent)]:
+            what = text.partition(" in ")[0] if text.startswith("client ") else text.partition(":")[0]
             if what not in self.told:
                 self.told.add(what)
                 self.console.print(f"warning: after round {self.done} {text}", markup=False, soft_wrap=True)

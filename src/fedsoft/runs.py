@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +21,8 @@ from fedsoft.engines import Factory, whole_runs
 from fedsoft.engines import find as find_engine
 from fedsoft.errors import InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Diverged
+from fedsoft.privacy import Privacy
 from fedsoft.simulate import Engine
 from fedsoft.spec import PATHS, RunSpec
 from fedsoft.store import Checkpoint, RunFolder, find_run
@@ -75,6 +77,9 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
         workers=stage.workers, memory=stage.memory, engine=find_engine(stage.engine, stage.address),
         rule=None if spec.robust is None else plugins.build("rules", spec.robust.name, spec.robust.settings),
         attack=None if spec.attack is None else plugins.build("attacks", spec.attack.name, spec.attack.settings),
+        care=Care(
+            spec.guard, cast(Diverged, spec.diverged), None if spec.privacy is None else Privacy(**spec.privacy)
+        ),
     )  # fmt: skip
     return federation, simulation
 

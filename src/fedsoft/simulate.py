@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,22 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.absence import Absent
 from fedsoft.attack import Attack
 from fedsoft.blend import Blend, blend_of
 from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Answer, Ids, Reply, Site, State, rows_of
+from fedsoft.contract import Algorithm, Answer, Ids, Reply, Rows, Site, State, rows_of
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Facts, Guards, noted, without
 from fedsoft.host import Cost, Host, Room, check_job, size_of
 from fedsoft.local import Solver, Work
 from fedsoft.model import Model
+from fedsoft.privacy import HiddenRows, Privacy, hidden
 from fedsoft.robust import Rule, guarded
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks
 from fedsoft.vault import ClientRows, Vault
-
-Absent = Callable[[str, int, list[str]], np.ndarray]
-"""(job, round, names of the clients) to a mask of those that do not answer."""
 
 
 class Engine(abc.ABC):
@@ -41,6 +42,7 @@ class Engine(abc.ABC):
         device, dtype: where, and in what precision, the server's state is.
         absent: tells who does not answer, for studying dropouts.
         rule: what is taken in place of the mean wherever replies are averaged.
+        care: what is done about clients that fail or lie.
     """
 
     saves_every_round = False  # whether no round may be lost, because clients elsewhere cannot go far back
@@ -48,7 +50,7 @@ class Engine(abc.ABC):
     def __init__(
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32, absent: Absent | None = None,
-        rule: Rule | None = None,
+        rule: Rule | None = None, care: Care | None = None,
     ) -> None:  # fmt: skip
         algorithm.check(len(federation))
         self.algorithm, self.model, self.solver = algorithm, model, solver
@@ -58,7 +60,12 @@ class Engine(abc.ABC):
         self.one = ClientData.concat([first]).to(device, dtype)
         train = federation.train.take([])
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(device, dtype)
-        self.rule = rule
+        self.rule, self.care = rule, care or Care()
+        self.guards = Guards.of(self.care, algorithm, model.size)
+        self.estimations = self.releases = 0  # in this round, of counts and of centers
+        self.secret = ""  # goes into noise; where others know the seed, nobody may know this
+        self.excluded: list[tuple[str, str]] = []  # in this round, who was not believed, and why
+        self.clusters: np.ndarray | None = None  # of the clients, as far as the server knows
         self.t, self.last = 0, False
         self.at_hand = True  # whether what clients keep can be reached
         self.cost: Cost = Cost()
@@ -86,7 +93,34 @@ class Engine(abc.ABC):
         if self.absent is not None and len(ids):
             present = ~self.absent(job, self.t, [self.names[k] for k in ids])
             ids, each = ids[present], {name: value[present] for name, value in each.items()}
-        return guarded(self.carry(job, ids, each, shared), self.rule)
+        answer = guarded(self.carry(job, ids, each, shared), self.rule)
+        privacy = self.care.privacy
+        if privacy is not None and privacy.counts and job == "estimate":
+            self.estimations += 1
+        if privacy is None or not privacy.clip:
+            return answer
+        return hidden(answer, partial(self._hidden, privacy), self.model.size)
+
+    def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:
+        """Models of which only noisy means are seen; each such mean is a release."""
+        means = privacy.means(self.algorithm, len(self.names))
+        assert means is not None
+
+        def draw(s: int) -> np.random.Generator:
+            self.releases = 1  # all centers of a round are one
+            return self.generator("centers", self.secret, s)
+
+        return HiddenRows(rows, privacy.clip, privacy.noise, means.members, draw)
+
+    def spent(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What can be stated about privacy after this round; `before`: after the last."""
+        privacy = self.care.privacy
+        if privacy is None or not (privacy.counts or privacy.clip):
+            return {}
+        estimations = before.get("estimations", 0) + self.estimations
+        releases = before.get("releases", 0) + self.releases
+        means = privacy.means(self.algorithm, len(self.names))
+        return {"privacy": privacy.spent(estimations, releases, means, len(self.names))}
 
     # --- what the run loop uses ---------------------------------------------------------------------------------------
 
@@ -99,7 +133,18 @@ class Engine(abc.ABC):
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; what it cost stands in `cost`."""
         self.t, self.last, self.cost = t, last, Cost()
-        return self.algorithm.round(state, t, self)
+        u = state.get("u")
+        self.estimations = self.releases = 0
+        self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
+        state, notes = self.algorithm.round(state, t, self)
+        return state, notes | noted(self.excluded)
+
+    def believed(self, ids: Ids, facts: Facts, values: Mapping[str, Rows]) -> Answer:
+        """What the clients `ids` answered, without those that the guards do not believe."""
+        known = None if self.clusters is None else self.clusters[ids]
+        bad = self.guards.judge(facts, self.sizes.cpu().numpy()[ids] if facts.norms else None, known)
+        self.excluded += [(self.names[ids[row]], why) for row, why in sorted(bad.items())]
+        return without(ids, values, bad)
 
     # --- what an engine is --------------------------------------------------------------------------------------------
 
@@ -162,11 +207,12 @@ class Simulation(Engine):
         seed: int, chunk: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
         scratch: Path | None = None, rule: Rule | None = None, attack: Attack | None = None,
-        liars: Set[str] = frozenset(),
+        liars: Set[str] = frozenset(), care: Care | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
-        )
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule,
+            care=care,
+        )  # fmt: skip
         room = Room(chunk, device, workers, memory, scratch)
         self.host = Host(
             algorithm,
@@ -181,6 +227,7 @@ class Simulation(Engine):
             liars=liars,
             before=federation.before,
             change_at=federation.change_at,
+            care=care,
         )
 
     @property
@@ -190,9 +237,9 @@ class Simulation(Engine):
 
     @override
     def carry(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
-        cost, replies = self.host.do(job, ids, each, shared, self.t)
+        cost, replies, facts = self.host.do(job, ids, each, shared, self.t)
         self.cost += cost
-        return Answer(ids, {name: replies.column(name) for name in replies})
+        return self.believed(ids, facts, {name: replies.column(name) for name in replies})
 
     @override
     def use_folder(self, folder: Path) -> None:
@@ -215,16 +262,3 @@ class Simulation(Engine):
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
         self.reach_clients()
         return self.host.predict_for(k, x, state)
-
-
-def dropout(probability: float, seed: int) -> Absent | None:
-    """Every client fails to answer a job with this probability, drawn once for each kind of job in a round."""
-    if not 0 <= probability <= 1:
-        raise InputError(f"dropout = {probability} is not allowed: should be from 0 to 1")
-    if probability == 0:
-        return None
-
-    def absent(job: str, t: int, names: list[str]) -> np.ndarray:
-        return np.array([generator(seed, "dropout", job, t, name).random() < probability for name in names])
-
-    return absent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,15 @@ PARTS = {
     "robust": "rules", "attack": "attacks",
 }  # fmt: skip
 TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "data_seed", "variant",
-       *PARTS)  # fmt: skip
+       "guard", "diverged", "privacy", *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
+DIVERGED = ("stop", "drop")
 VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
 PATHS = ("path", "data_dir")  # settings of data sets that name files
+
+
+# Settings of algorithms that came later, with what was done before: left out of the hash, so that of older runs stays.
+LATER = {"reseed": False}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,9 @@ class RunSpec:
     score_every: int = 1  # rounds between two scorings of the centers, for the log; the last is always scored
     source: int | None = None  # clients keep only their points of this source: an oracle, it looks at the truth
     data_seed: int | None = None  # of the federation, where it stays the same over seeds of the run
+    guard: float = 0.0  # how many times the median norm a client's model may have; 0 for any
+    diverged: str = "stop"  # what becomes of a run when a client's training gives values that are not finite
+    privacy: dict[str, Any] | None = None  # what is hidden of points and clients, see `fedsoft.privacy`
     about: str = ""
     variant: str | None = None  # "fast" for the short form of a preset: a label, so that nobody mistakes it
     label: str = "run"
@@ -89,6 +97,9 @@ class RunSpec:
             score_every=_whole("score_every", raw.get("score_every", 1), 1),
             source=_whole("source", raw["source"], 0) if "source" in raw else None,
             data_seed=_whole("data_seed", raw["data_seed"], 0) if "data_seed" in raw else None,
+            guard=_guard(raw.get("guard", 0.0)),
+            diverged=_one_of("diverged", raw.get("diverged", "stop"), DIVERGED),
+            privacy=_privacy(raw["privacy"]) if "privacy" in raw else None,
             about=str(raw.get("about", "")),
             variant=_one_of("variant", raw["variant"], VARIANTS) if "variant" in raw else None,
             label=label,
@@ -98,8 +109,12 @@ class RunSpec:
         """As nested plain values, the form of the TOML file."""
         top = {key: value for key, value in (("about", self.about), ("variant", self.variant)) if value}
         top |= {"rounds": self.rounds, "seed": self.seed, "dtype": self.dtype, "dropout": self.dropout}
+        # What came later is left out at its default, so that the hash of older runs stays.
         top |= {"score_every": self.score_every} if self.score_every > 1 else {}
+        top |= {"guard": self.guard} if self.guard else {}
+        top |= {"diverged": self.diverged} if self.diverged != "stop" else {}
         top |= {key: value for key, value in self._optional() if value is not None}
+        top |= {"privacy": self.privacy} if self.privacy is not None else {}
         parts = {key: getattr(self, key) for key in PARTS}
         return top | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
@@ -114,6 +129,7 @@ class RunSpec:
     def hash(self) -> str:
         """Twelve digits that change when anything changes that the result depends on."""
         content = {key: value for key, value in self.to_dict().items() if key != "about"}
+        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if (k, v) not in LATER.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -171,6 +187,20 @@ def _share(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{key} = {value!r} is not allowed: should be from 0 to 1")
     return float(value)
+
+
+def _guard(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value == 0 or 1 <= value < float("inf")):
+        raise InputError(f"guard = {value!r} is not allowed: should be a number of at least 1, or 0 for none")
+    return float(value)
+
+
+def _privacy(raw: Any) -> dict[str, Any]:
+    from fedsoft.privacy import Privacy
+
+    if not isinstance(raw, dict):
+        raise InputError(f"privacy = {raw!r} is not allowed: should be a table such as [privacy] counts = 2.0")
+    return asdict(Privacy(**raw))
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -287,8 +317,12 @@ def _set(raw: dict[str, Any], change: str) -> None:
     if not dot:
         raw[key] = value
         return
+    if head == "privacy":
+        table = raw.get(head, {})
+        raw[head] = {**table, rest: value} if isinstance(table, dict) else {rest: value}
+        return
     if head not in PARTS:
-        raise unknown("key", key, [f"{part}.{rest}" for part in PARTS])
+        raise unknown("key", key, [f"{part}.{rest}" for part in (*PARTS, "privacy")])
     part = raw.get(head, {})
     table = dict(part) if isinstance(part, dict) else {"name": part}
     if head == "partition" and isinstance(table.get("name"), str):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from fedsoft.absence import Absent, dropout, together
 from fedsoft.adoption import LEVEL, Adopted, How, Newcomers
 from fedsoft.attack import Attack, liars, spoiled
 from fedsoft.batches import Problem
@@ -24,15 +25,17 @@ from fedsoft.contract import Algorithm, State
 from fedsoft.drift import watch
 from fedsoft.engines import Factory
 from fedsoft.engines import find as find_engine
-from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost
+from fedsoft.errors import DivergedError, FedsoftError, InputError, WorkerLost, advice
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Diverged
 from fedsoft.local import Solver
-from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs
+from fedsoft.model import Builder, Model, Params, as_numbers, check_outputs, squared_loss
 from fedsoft.models.module import module
+from fedsoft.privacy import Privacy, why_withheld, withheld
 from fedsoft.robust import Rule
 from fedsoft.scores import CenterView, Scores, score, served_by
 from fedsoft.seeds import generator
-from fedsoft.simulate import Engine, Simulation, dropout
+from fedsoft.simulate import Engine, Simulation
 from fedsoft.solvers.adam import Adam
 from fedsoft.threads import one_thread
 
@@ -121,6 +124,7 @@ class Run:
         """What it takes to serve newcomers, for several of them; see `adopt`."""
         simulation = self.simulation
         lam = float(getattr(simulation.algorithm, "lam", 1.0)) if lam is None else lam
+        self._published(range(len(self.state["centers"])))
         if not 0 <= lam < float("inf"):
             raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
         return Newcomers.of(
@@ -158,7 +162,20 @@ class Run:
         if not 0 <= operator.index(center) < count:
             allowed = f"should be 0 to {count - 1}" if count else "this run has no centers"
             raise InputError(f"center = {center} is not allowed: {allowed}")
+        self._published([operator.index(center)])
         return operator.index(center)
+
+    def _published(self, centers: Sequence[int]) -> None:
+        """Complain about centers that too few clients use."""
+        privacy, found = self.simulation.care.privacy, self.withheld
+        for s in centers:
+            if privacy is not None and s in found:
+                raise InputError(why_withheld(s, found[s], privacy.floor))
+
+    @property
+    def withheld(self) -> dict[int, float]:
+        """The centers that are not published, with their effective numbers of clients; see `Privacy.floor`."""
+        return withheld(self.simulation.care.privacy, self.state, self.simulation.sizes)
 
     def _row(self, client: SupportsIndex | str) -> int:
         names = self.federation.names
@@ -192,6 +209,7 @@ def prepare(
     local: Solver | None = None, device: str = "cpu", dtype: str = "float32", chunk: int | None = None,
     drop: float = 0.0, backend: str = "auto", workers: int | None = None, memory: int | str | None = None,
     rule: Rule | None = None, attack: Attack | None = None, engine: Callable[..., E] = Simulation,
+    absent: Absent | None = None, care: Care | None = None,
 ) -> E:  # fmt: skip
     """Everything in place for the first round. `engine` is a `Factory`, see `fedsoft.engines`."""
     if dtype not in DTYPES:
@@ -199,14 +217,17 @@ def prepare(
     check_device(device)
     solver, built = local or Adam(), as_model(model, federation).by(_backend(backend, device))
     _try_out(solver, built, federation)
+    if care is not None and care.privacy is not None:
+        squared = built.loss is squared_loss
+        care.privacy.check(algorithm, len(federation), rule=rule, guard=care.norm, squared=squared)
     false = frozenset() if attack is None else liars(federation.names, attack.share, seed)
     if attack is not None:
         rows = np.array([k for k, name in enumerate(federation.names) if name in false], dtype=np.int64)
         federation = replace(federation, train=spoiled(federation.train, rows, attack, federation.shape))
     return engine(
         algorithm, built, solver, federation,
-        seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=dropout(drop, seed),
-        workers=workers, memory=memory, rule=rule, attack=attack, liars=false,
+        seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=together(dropout(drop, seed), absent),
+        workers=workers, memory=memory, rule=rule, attack=attack, liars=false, care=care or Care(),
     )  # fmt: skip
 
 
@@ -294,6 +315,7 @@ def play(
             new, notes = simulation.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
             record: Record = {"round": t, "last": last, **notes, **asdict(simulation.cost), "seconds": seconds}
+            record |= simulation.spent(history[-1].get("privacy", {}) if history else {})
             state, changed = watch(new, state)
             if changed:
                 record["changed"] = [federation.names[k] for k in changed]
@@ -303,7 +325,7 @@ def play(
                 view = CenterView.of(simulation.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():
                     raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
-                                        "lower the learning rate (local.lr) or scale the data")  # fmt: skip
+                                        f"{advice(simulation.algorithm)}")  # fmt: skip
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
                 columns = zip(*view.centers, strict=True)
                 record["best"] = [max(c) if simulation.model.metric.higher_is_better else min(c) for c in columns]
@@ -332,6 +354,10 @@ def fit(
     memory: int | str | None = None,
     robust: Rule | None = None,
     attack: Attack | None = None,
+    absent: Absent | None = None,
+    privacy: Privacy | None = None,
+    guard: float = 0.0,
+    diverged: Diverged = "stop",
     engine: str | Factory = "local",
     address: str | None = None,
     on_round: Callable[[Record], object] | None = None,
@@ -357,6 +383,12 @@ def fit(
             told. What does not fit is kept on disk. Results do not depend on it.
         robust: a rule in place of the mean wherever clients' models are averaged, such as `rules.median()`.
         attack: what some clients do who lie, such as `attacks.sign_flip(share=0.2)`, for studying it.
+        absent: who does not answer, beyond `dropout`, for studying it; see `fedsoft.absence`.
+        privacy: what is hidden of points and clients, and how well; see `fedsoft.privacy`.
+        guard: how many times the median norm a client's model may have before it is not believed; 0 for any. Replies
+            that are not finite or out of range are never believed. See `fedsoft.guards`.
+        diverged: when a client's training gives values that are not finite, `stop` the run, or `drop` the client for
+            this ask: what it keeps stays as it was.
         engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or what makes one,
             see `fedsoft.engines`. Draws do not depend on it.
         address: of the cluster, for engines that have one.
@@ -374,7 +406,7 @@ def fit(
     simulation = prepare(
         algorithm, federation, model, seed=seed, local=local, device=device, dtype=dtype, chunk=chunk, drop=dropout,
         backend=backend, workers=workers, memory=memory, rule=robust, attack=attack,
-        engine=find_engine(engine, address),
+        engine=find_engine(engine, address), absent=absent, care=Care(guard, diverged, privacy),
     )  # fmt: skip
     told = 0
     mending = Mending(simulation)

@@ -229,17 +229,22 @@ def test_the_trial_leaves_hard_centers_to_the_others() -> None:
     pairs = class_clients((9,) * 10)
     simulation, state = at(fs.FedRoute(S=2, first="xavier", hard=1, gain=1e-9), pairs, SOFTMAX)
     asked: list[tuple[str, list[int]]] = []
-    carry = simulation.carry
-    simulation.carry = lambda job, ids, *rest: (asked.append((job, ids.tolist())), carry(job, ids, *rest))[1]
+
+    def absent(job: str, t: int, names: list[str]) -> np.ndarray:
+        asked.append((job, [int(name) for name in names]))
+        return np.zeros(len(names), dtype=bool)
+
+    simulation.absent = absent
+    phases = []
     with torch.no_grad():
-        state, _ = simulation.round(state, 0)
-        for t in range(1, 6):
+        for t in range(6):
             state, notes = simulation.round(state, t)
+            phases.append(notes["phase"])
     tries = torch.nonzero(state["trial_k"])[:, 0].tolist()
     others = [k for k in range(10) if k not in tries]
     assert len(tries) == math.ceil(SHARE * 10)
     assert asked == [("choose", [*range(10)]), *[("choose", others), ("route", tries)] * 4, ("choose", [*range(10)])]
-    assert notes["phase"] == "hard"
+    assert phases == ["hard", *["trial"] * 4, "hard"]
 
 
 def conflicting(conflict: bool) -> fs.Federation:

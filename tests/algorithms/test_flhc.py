@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.absence import Absent
 from fedsoft.errors import InputError
 from fedsoft.mixing import select
 from fedsoft.seeds import generator
-from fedsoft.simulate import Absent
 from fedsoft.training import Limit, Run, play, prepare
 from tests.helpers import Pairs, federation
 

@@ -167,6 +167,32 @@ def test_an_error_of_a_client_is_told_as_ever() -> None:
             )
 
 
+def test_guards_exclude_the_same_clients_and_only_norms_cross_the_wire() -> None:
+    attack = fs.attacks.scaled(share=0.25, factor=1e6)
+    options: dict[str, Any] = {"rounds": 2, "local": fs.SGD(lr=0.01, epochs=2), "guard": 5.0, "attack": attack}
+    local = fs.fit(fs.FedAvg(), federation(), fs.models.linear(), **options)
+    with at_workers(fs.fit(fs.FedAvg(), federation(), fs.models.linear(), engine="ray", workers=2, **options)) as (
+        run,
+        engine,
+    ):
+        assert [record["excluded"] for record in run.history] == [record["excluded"] for record in local.history]
+        torch.testing.assert_close(run.state["centers"], local.state["centers"])
+        assert engine.wire.up == 2 * (8 * len(run.federation) + 2 * 8 * run.model.size)
+
+
+def test_clients_that_diverge_are_dropped_at_their_workers() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(rng.standard_normal((10, 2)), rng.standard_normal(10)) for _ in range(5)]
+    pairs[3] = (pairs[3][0] * 1e30, pairs[3][1])
+    fed = fs.Federation.from_clients(pairs, held_out=0)
+    options: dict[str, Any] = {"rounds": 2, "local": fs.SGD(lr=0.1, epochs=2), "diverged": "drop"}
+    local = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), **options)
+    with at_workers(fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), engine="ray", workers=2, **options)) as (run, _):
+        assert run.history[0]["excluded"] == local.history[0]["excluded"]
+        assert run.history[0]["excluded"][0]["client"] == "3"
+        torch.testing.assert_close(run.state["centers"], local.state["centers"])
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_of_a_job_is_replaced_and_the_bits_are_the_same(tmp_path: Path) -> None:
     flag = tmp_path / "die"

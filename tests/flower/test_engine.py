@@ -147,6 +147,44 @@ def test_a_node_that_is_not_believed_is_left_out_and_named(kind: str, told: str,
     assert bool(torch.isfinite(state(folder)["centers"]).all())
 
 
+def test_who_is_not_believed_stands_in_the_record(tmp_path: Path) -> None:
+    def spoil(number: int, asked: Parcel, answer: Parcel) -> Parcel | str:
+        if number != 4 or asked.head.get("job") != "estimate":
+            return answer
+        return Parcel(answer.head, {"u": answer.tensors["u"] * 3})
+
+    first = run(spec(), tmp_path / "far", Direct(shards(tmp_path), spoil)).records()[0]
+    assert {entry["client"] for entry in first["excluded"]} == {"6", "7"}
+    assert first["excluded"][0]["reason"] == "'u' holds shares outside of 0 to 1"
+
+
+def test_clients_that_diverge_are_dropped_one_by_one_where_the_run_says_so(tmp_path: Path) -> None:
+    for diverged, told in (("stop", "it refused: client '"), ("drop", "'w' holds values that are not finite")):
+        what = spec({"name": "fedavg"}, local={"name": "sgd", "lr": 1e30, "epochs": 9}, diverged=diverged)
+        with pytest.raises(QuorumError):
+            run(what, tmp_path / diverged, Direct(shards(tmp_path / f"nodes-{diverged}")))
+        found = events(RunFolder.open(tmp_path / diverged), "dropped")
+        assert all(entry["reason"].startswith(told) for entry in found)
+        assert {name for entry in found for name in entry["clients"]} == set("01234567")
+
+
+def test_noise_comes_from_secrets_that_the_other_side_does_not_know(tmp_path: Path) -> None:
+    """Server and nodes know the seed: with that alone either could take the noise of the other away again."""
+    what = spec({"name": "fedsoft", "K": 4}, privacy={"counts": 1.0, "clip": 1.0, "noise": 1.0})
+    seeded, post = alone(what, tmp_path / "local"), Direct(shards(tmp_path))
+    far = run(what, tmp_path / "far", post)
+    assert not torch.equal(state(seeded)["u"], state(far)["u"])
+    assert not torch.equal(state(seeded)["centers"], state(far)["centers"])
+    kept = [node.config.memory / ".secret" for node in post.there.values()]
+    texts = {path.read_text("utf-8") for path in kept}
+    assert len(texts) == len(kept)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+    secret = json.loads((far.path / "federation.json").read_text("utf-8"))["secret"]
+    sent = [json.dumps(parcel.head) for _, asked, answer in post.sent for parcel in (asked, answer)]
+    assert not any(text in head for text in {secret, *texts} for head in sent)
+    assert far.records()[-1]["privacy"]["epsilon"] > 0
+
+
 def test_too_few_answers_stop_the_run_which_can_be_taken_up(tmp_path: Path) -> None:
     asked_again = []
 

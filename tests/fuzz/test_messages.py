@@ -16,6 +16,7 @@ from fedsoft.engines.flower import frames
 from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.screen import Rows, Screen
 from fedsoft.engines.flower.wire import Parcel
+from fedsoft.guards import Guards
 from tests.flower import places
 from tests.fuzz.mutation import cases, mutated, refused
 
@@ -32,7 +33,7 @@ def test_messages(head: bytes, body: bytes) -> None:
     found: list[Parcel] = []
     if not refused(lambda: found.append(Parcel.unpacked(head.decode("utf-8", "replace"), body))):
         rows = Rows("n", ["a", "b"], found[0].tensors)
-        Screen(3, 10.0).sift([rows, Rows("m", ["c"], {"w": torch.zeros(1, 3)})], None)
+        Screen(Guards(3, norm=10.0)).sift([rows, Rows("m", ["c"], {"w": torch.zeros(1, 3)})], None)
 
 
 FRAME = frames.LENGTHS.pack(frames.MARK, 2, 3) + b"{}abc"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.contract import Ask, Means, Memory, Reply, Site, State, job
 from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FedAvg"]
@@ -42,6 +42,10 @@ class FedAvg:
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         check_participants("FedAvg", self.K, clients)
+
+    def means(self, clients: int) -> Means:
+        """The center is a mean over a fixed number of clients."""
+        return Means(clients if self.K == "all" else self.K, uniform=True)
 
     def init(self, site: Site, clients: int) -> State:
         """One draw."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.contract import Ask, Means, Memory, Reply, Site, State, job
 from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FedProx"]
@@ -49,6 +49,10 @@ class FedProx:
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         check_participants("FedProx", self.K, clients)
+
+    def means(self, clients: int) -> Means:
+        """The center is a mean over a fixed number of clients."""
+        return Means(clients if self.K == "all" else self.K, uniform=True)
 
     def init(self, site: Site, clients: int) -> State:
         """One draw."""

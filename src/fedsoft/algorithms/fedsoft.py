@@ -10,9 +10,10 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.checks import settings
 from fedsoft.collapse import reseeded
-from fedsoft.contract import Answer, Ask, Memory, Reply, Site, State, job, prefixed, under
+from fedsoft.contract import Answer, Ask, Means, Memory, Reply, Site, State, job, prefixed, under
 from fedsoft.errors import InputError
 from fedsoft.mixing import (
+    SWEEPS,
     Participants,
     aggregation_weights,
     average,
@@ -103,6 +104,16 @@ class FedSoft(Starts):
         if not self.replacement:
             check_participants("FedSoft", self.K, clients, advice=", or set replacement = true")
 
+    @property
+    def counting(self) -> int:
+        """How often the counts n_ks are used in one estimation."""
+        return 1 if self.weights == "hard" else SWEEPS
+
+    def means(self, clients: int) -> Means | None:
+        """Whether centers are means over a fixed number of clients."""
+        plain = not self.replacement and self.aggregate == "mean" and self.first == "xavier" and self.sigma > 0
+        return Means(self.K, uniform=False) if self.K != "all" and plain else None
+
     def init(self, site: Site, clients: int) -> State:
         """Every center is a draw of its own, unless `first` tells otherwise."""
         if self.aggregate == "unmix" and site.model.features is None:
@@ -148,10 +159,10 @@ class FedSoft(Starts):
         """Lines 5 to 11: which center explains each point best?"""
         losses = site.losses(shared["centers"])
         if self.weights == "hard":
-            u = importance_weights(losses, site.data, self.sigma)
+            u = importance_weights(losses, site.data, self.sigma, site.hidden)
         else:
             outputs = site.data.y[:1].numel() if site.model.loss is squared_loss else None
-            u = soft_weights(losses, site.data, self.sigma, outputs)
+            u = soft_weights(losses, site.data, self.sigma, outputs, hidden=site.hidden)
         return mine | {"u": u}, {"u": u}
 
     @job

@@ -56,6 +56,11 @@ class IFCA:
     lr: Annotated[float, Field(gt=0)] = 0.1
     reseed: bool = False
 
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The settings to lower when training diverges, where the local solver's rate is not used."""
+        return ("lr",) if self.average == "gradient" else ()
+
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         check_participants("IFCA", self.K, clients)

@@ -60,6 +60,11 @@ class pFedMe:
     steps: Annotated[int, Field(ge=1)] = 5
     beta: Annotated[float, Field(gt=0)] = 1.0
 
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The settings to lower when training diverges: the local solver's rate is not used."""
+        return ("personal_lr", "eta")
+
     def check(self, clients: int) -> None:
         """K distinct clients must exist."""
         check_participants("pFedMe", self.K, clients)

@@ -17,13 +17,15 @@ from fedsoft.errors import InputError, unknown
 if TYPE_CHECKING:  # what stands below here may have no time to wait for torch
     import torch
 
+    from fedsoft.absence import Absent
     from fedsoft.attack import Attack
     from fedsoft.contract import Algorithm
     from fedsoft.federation import Federation
+    from fedsoft.guards import Care
     from fedsoft.local import Solver
     from fedsoft.model import Model
     from fedsoft.robust import Rule
-    from fedsoft.simulate import Absent, Engine
+    from fedsoft.simulate import Engine
 
 NEEDS = {"local": None, "ray": "ray", "flower": "flwr"}
 """Every engine with the package that it stands on."""
@@ -36,6 +38,7 @@ class Factory(Protocol):
         self, algorithm: Algorithm, model: Model, solver: Solver, federation: Federation, *,
         seed: int, chunk: int | None, device: str, dtype: torch.dtype, absent: Absent | None,
         workers: int | None, memory: int | str | None, rule: Rule | None, attack: Attack | None, liars: Set[str],
+        care: Care,
     ) -> Engine:  # fmt: skip
         """The engine, with everything in place for the first round."""
         ...

@@ -22,6 +22,7 @@ from ray import exceptions
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.absence import Absent
 from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Rows, State
@@ -30,12 +31,13 @@ from fedsoft.engines.raycluster import GONE, PATIENCE, connect, idle_worker, las
 from fedsoft.engines.shard import Forms, Points, Shard, arrays, by_shard, cuts
 from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Facts
 from fedsoft.host import Cost, chunk_size, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import check_workers
 from fedsoft.model import Model
 from fedsoft.robust import Rule
-from fedsoft.simulate import Absent, Engine
+from fedsoft.simulate import Engine
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.vault import ClientRows
 
@@ -71,21 +73,22 @@ class RayEngine(Engine):
         seed: int, chunk: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
         rule: Rule | None = None, attack: Attack | None = None, liars: Set[str] = frozenset(),
-        address: str | None = None,
+        address: str | None = None, care: Care | None = None,
     ) -> None:  # fmt: skip
         if device != "cpu":
             raise InputError(f"device = '{device}' is not allowed: workers of engine 'ray' compute on 'cpu'")
         check_workers(workers)
         super().__init__(
-            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
-        )
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule,
+            care=care,
+        )  # fmt: skip
         room = connect(address, workers)
         self.train, self.before = federation.train, federation.before
         self.cuts = cuts(self.sizes, min(room.workers, len(self.names)))
         self.options = {"num_cpus": room.cores_each, "max_restarts": 0}
         self.settings = {
             "seed": seed, "dtype": dtype, "memory": memory, "beside": room.beside, "attack": attack, "liars": liars,
-            "change_at": federation.change_at,
+            "change_at": federation.change_at, "care": care,
             "chunk": chunk or chunk_size(model, replace(self.nobody, sizes=self.sizes)),
         }  # fmt: skip
         self.wire = Wire()
@@ -180,12 +183,14 @@ class RayEngine(Engine):
             self.wire.down += size_of(shared) + size_of(mine) + (0 if rows is None else rows.nbytes)
         replies = _Replies(self, key, spans)
         done = self.call("do", asked)
-        self.cost += sum((cost for cost, _ in done), Cost())
-        kinds = [{name: (form.dtype, form.shape[1:]) for name, form in forms.items()} for _, forms in done]
+        self.cost += sum((cost for cost, _, _ in done), Cost())
+        facts = Facts.join([(b - a, one) for (a, b), (_, _, one) in zip(spans.values(), done, strict=True)])
+        self.wire.up += facts.bytes
+        kinds = [{name: (form.dtype, form.shape[1:]) for name, form in forms.items()} for _, forms, _ in done]
         if any(kind != kinds[0] for kind in kinds):
             raise InputError(f"job '{job}' has replies of different forms: should be the same for all clients")
         values: dict[str, Rows] = {name: _Column(replies, name) for name in kinds[0]}
-        return Answer(ids, values)
+        return self.believed(ids, facts, values)
 
     @override
     def use_folder(self, folder: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsoft.attack import Attack
 from fedsoft.clientdata import Augment, ClientData
 from fedsoft.contract import Algorithm, State
+from fedsoft.guards import Care, Facts
 from fedsoft.host import Cost, Host, Room
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
@@ -100,6 +101,7 @@ class Shard:
         self, parts: tuple[Algorithm, Model, Solver], points: Points, names: Sequence[str], *,
         seed: int, dtype: torch.dtype, chunk: int, memory: int | str | None, beside: int,
         attack: Attack | None = None, liars: Set[str] = frozenset(), before: Points | None = None, change_at: int = 0,
+        care: Care | None = None,
     ) -> None:  # fmt: skip
         """Take these clients in, in place of others.
 
@@ -109,13 +111,13 @@ class Shard:
             seed, dtype, chunk: see `Host`.
             memory: RAM for client memory and replies of all shards on this machine.
             beside: how many shards there are on this machine.
-            attack, liars, before, change_at: see `Host`.
+            attack, liars, before, change_at, care: see `Host`.
         """
         torch.set_num_threads(1)
         room = Room(chunk, workers=1, memory=memory_size(memory) // beside)
         self.host = Host(
             *parts, points.data(), names, seed=seed, dtype=dtype, room=room, attack=attack, liars=liars,
-            before=None if before is None else before.data(), change_at=change_at,
+            before=None if before is None else before.data(), change_at=change_at, care=care,
         )  # fmt: skip
         self.replies = {}
 
@@ -134,15 +136,16 @@ class Shard:
 
     def do(
         self, key: int, job: str, rows: np.ndarray | None, each: Arrays, shared: Arrays, t: int, gone: Sequence[int]
-    ) -> tuple[Cost, Forms]:
-        """Have clients (all for None) do a job of round t; what it cost, and the forms of the replies kept as `key`.
+    ) -> tuple[Cost, Forms, Facts]:
+        """Have clients (all for None) do a job of round t; what it cost, the forms of the replies kept as `key`,
+        and what guards say of them.
 
         Nobody will ask for the replies `gone` any more.
         """
         self.forget(gone)
         at = np.arange(len(self.host)) if rows is None else rows.astype(np.int64)
-        cost, self.replies[key] = self.host.do(job, at, tensors(each), tensors(shared), t)
-        return cost, dict(self.replies[key].forms)
+        cost, self.replies[key], facts = self.host.do(job, at, tensors(each), tensors(shared), t)
+        return cost, dict(self.replies[key].forms), facts
 
     def gather(self, key: int, name: str) -> np.ndarray:
         """All replies under a name."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedsoft.errors import InputError, StoreError
 from fedsoft.reports.page import RunRef
+from fedsoft.reports.tables import withheld_centers, without_centers
 from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder, find_run
 
@@ -127,6 +128,7 @@ def _finished(folder: RunFolder) -> Finished:
     saved = _saved_rounds(folder)
     if len(records) != saved:
         raise StoreError(f"'{folder.path / 'rounds.jsonl'}' holds {len(records)} rounds, but {saved} were saved")
+    scores = without_centers(scores, [*withheld_centers(spec, records)])
     return Finished(folder, spec, scores, records, folder.info)
 
 

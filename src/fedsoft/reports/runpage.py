@@ -8,6 +8,8 @@ from typing import Any
 
 from fedsoft.collapse import standing
 from fedsoft.drift import changes
+from fedsoft.guards import exclusions
+from fedsoft.privacy import statements
 from fedsoft.reports import parts
 from fedsoft.reports.cells import column, known, mean_of
 from fedsoft.reports.clients import Clients
@@ -27,7 +29,7 @@ from fedsoft.reports.page import (
     Text,
     Verdict,
 )
-from fedsoft.reports.tables import best_centers
+from fedsoft.reports.tables import best_centers, withheld_centers
 
 UNKNOWN = "The sources of this data are not known, so the centers are not scored against them."
 
@@ -87,13 +89,22 @@ def _verdicts(group: Group, clients: Clients | None) -> list[Block]:
 
 
 def _warnings(group: Group) -> list[Block]:
-    """Centers that collapsed, and clients whose mixture changed."""
+    """Centers that collapsed, clients that were not believed, and clients whose mixture changed."""
     found: list[Block] = []
     for run, ref in zip(group.runs, group.refs, strict=True):
         seed = f" (seed {run.spec.seed})" if len(group.runs) > 1 else ""
         for text in standing(run.records):
             rule = "a center has less than a tenth of an even share of the points, or is as good as a copy of another"
             found.append(Verdict(f"In the end {text}{seed}.", f"{rule}; holds when there is none", False, (ref,)))
+        for text in statements(run.records[-1].get("privacy", {}) if run.records else {}):
+            rule = "Gaussian noise, composed over the run by the accountant dp-accounting; see docs/privacy.md"
+            found.append(Verdict(f"Privacy of {text}{seed}.", rule, None, (ref,)))
+        for text in withheld_centers(run.spec, run.records).values():
+            rule = "the effective number of clients of a center is below privacy.floor"
+            found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))
+        for text in exclusions(run.records):
+            rule = "replies that are not finite, out of range, or far longer than the median are left out of averages"
+            found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))
         for text in changes(run.records):
             rule = "a client's u is far from its usual mixture while the others' are calm"
             found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))

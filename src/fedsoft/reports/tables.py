@@ -13,6 +13,9 @@ from rich.text import Text
 
 from fedsoft.collapse import standing
 from fedsoft.drift import changes
+from fedsoft.guards import exclusions
+from fedsoft.privacy import below, statements, why_withheld
+from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder
 
 Scores = dict[str, Any]
@@ -115,7 +118,10 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     head = Text(spec.title, style="bold")
     if scores is None:
         left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
-        return Group(head, left, cost_text(records), *_kept(folder))
+        told = [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
+        return Group(head, left, *told, cost_text(records), *_kept(folder))
+    hidden = withheld_centers(spec, records)
+    scores = without_centers(scores, [*hidden])
     parts: list[RenderableType] = [head]
     if about := folder.info.get("about"):
         parts.append(Text(f"Data: {about}"))
@@ -128,6 +134,9 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
     parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
+    parts += [Text(f"Privacy: {text}") for text in statements(records[-1].get("privacy", {}) if records else {})]
+    parts += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
     parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
     parts += [cost_text(records), *_kept(folder), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
@@ -140,6 +149,22 @@ def _kept(folder: RunFolder) -> list[Text]:
     rounds = [str(number) for number in folder.kept]
     shown = rounds if len(rounds) <= 12 else [*rounds[:3], "...", *rounds[-3:]]
     return [Text(f"Kept: the state of rounds {', '.join(shown)} (fedsoft.load(path, round=N))")] if rounds else []
+
+
+def withheld_centers(spec: RunSpec, records: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """The centers that are not published, and why."""
+    floor, used = (spec.privacy or {}).get("floor", 0.0), records[-1].get("effective", []) if records else []
+    return {s: why_withheld(s, count, floor) for s, count in below(floor, used).items()}
+
+
+def without_centers(scores: Scores, hidden: Sequence[int]) -> Scores:
+    """The same scores, with nothing about these centers."""
+    if not hidden:
+        return scores
+    centers = [[math.nan] * len(row) if s in hidden else row for s, row in enumerate(scores["centers"] or [])]
+    nothing = {"on_own": None, "on_all": None}
+    served = [use | (nothing if s in hidden else {}) for s, use in enumerate(scores.get("served") or [])]
+    return scores | {"centers": centers or scores["centers"], "served": served or scores.get("served")}
 
 
 def seeds_table(all_scores: list[Scores]) -> Table:

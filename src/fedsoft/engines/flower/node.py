@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import secrets
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +20,9 @@ from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Diverged
 from fedsoft.host import Host, Room
+from fedsoft.privacy import Privacy
 from fedsoft.runs import federation_of
 from fedsoft.spec import RunSpec
 from fedsoft.training import DTYPES, as_model
@@ -81,14 +86,15 @@ class Node:
         names = [str(name) for name in head["clients"]]
         rows = self._rows(here, names)
         try:
-            cost, replies = here.host.do(
+            cost, replies, facts = here.host.do(
                 str(head["job"]), rows, asked.under("each/"), asked.under("shared/"), moment.round
             )
             here.at = here.memory.keep(moment, here.host.names, dict(here.host.memory), base)
         except BaseException:
             self.loaded.pop(str(head["experiment"]), None)  # what is on disk is whole, what is in memory may not be
             raise
-        return Parcel({"node": self.config.name, "clients": names, "cost": asdict(cost)}, dict(replies))
+        sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
+        return Parcel({"node": self.config.name, "clients": names, "cost": asdict(cost)}, sent)
 
     def _scores(self, asked: Parcel) -> Parcel:
         """The metric of each client's personal predictions on its own points: two numbers for each client leave."""
@@ -113,6 +119,19 @@ class Node:
         return Parcel({"node": self.config.name, "clients": names}, scores)
 
     # --- experiments --------------------------------------------------------------------------------------------------
+
+    def _secret(self) -> str:
+        """What this node alone knows. The server knows the seed: noise must not come from that alone."""
+        path = self.config.memory / ".secret"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        found = path.read_text("utf-8")
+        if not found:
+            raise InputError(f"'{path}' is empty: remove it, so that another secret is made")
+        return found
 
     def _rows(self, here: Loaded, names: list[str]) -> np.ndarray:
         for name in names:
@@ -141,6 +160,10 @@ class Node:
             federation.names,
             seed=spec.seed,
             dtype=DTYPES[spec.dtype],
+            care=Care(
+                diverged=cast(Diverged, spec.diverged), privacy=Privacy(**spec.privacy) if spec.privacy else None
+            ),
+            secret=self._secret() if spec.privacy else "",
             room=Room(head.get("chunk"), workers=self.config.file.workers, memory=self.config.file.ram),
         )
         memory = NodeMemory(self.config.memory / name)
@@ -188,3 +211,13 @@ def _restore(host: Host, version: Version) -> None:
     rows = np.array([host.names.index(name) for name in known], dtype=np.int64)
     places = torch.tensor([version.clients.index(name) for name in known], dtype=torch.int64)
     host.memory.put(rows, {name: tensors[name][places] for name in tensors})
+
+
+def _private(path: str, flags: int) -> int:
+    """For the eyes of its owner only."""
+    return os.open(path, flags, 0o600)
+
+
+def _lost(value: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """What clients send whose training diverged: nothing that a server could take for a reply."""
+    return value.index_fill(0, torch.tensor(rows), torch.nan) if rows and value.is_floating_point() else value

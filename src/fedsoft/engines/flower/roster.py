@@ -10,6 +10,7 @@ from fedsoft.engines.flower.journal import Journal
 from fedsoft.engines.flower.terms import Post, QuorumError, Rules
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import InputError
+from fedsoft.guards import POINTS
 
 TRIES = 3  # before a node that does not say who it is is left alone
 
@@ -102,7 +103,7 @@ class Roster:
                 return f"client '{client}' is not of this federation"
             if client in self.homes:
                 return f"client '{client}' is at node '{self.journal.titles[self.homes[client]]}' already"
-            if type(size) is not int or size < 1:
+            if type(size) is not int or not 1 <= size <= POINTS:
                 return f"client '{client}' has {size} points"
             if size != self.counted.get(client, size):
                 return f"client '{client}' has {size} points, had {self.counted[client]}"

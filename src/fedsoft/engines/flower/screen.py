@@ -1,7 +1,7 @@
-"""Every reply is looked at before it is used: right clients, right form, finite, and of a likely size.
+"""Every reply from a node is looked at before it is used: right clients, right form, and what guards say of it.
 
 What a client may send is not written down anywhere, so replies are held against each other: the form that most clients
-sent is the right one, and a model far longer than the median of all is not believed.
+sent is the right one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedsoft.guards import Facts, Guards
 
 Forms = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Names, types and shapes of one client's row."""
@@ -32,18 +35,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Screen:
-    """What is believed.
+    """What is believed: replies of the right form, as far as the guards of every engine let them pass."""
 
-    Arguments:
-        model: parameters of the model; what is at least so long is a model, a gradient or a stack of them.
-        norm: how many times the median norm a model may have; 0 for any.
-    """
+    guards: Guards
 
-    model: int
-    norm: float
+    def sift(
+        self, replies: list[Rows], known: Forms | None, n: Mapping[str, int] | None = None,
+        clusters: Mapping[str, int] | None = None, centers: int | None = None,
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:  # fmt: skip
+        """The believed rows by client, and why the others are not believed.
 
-    def sift(self, replies: list[Rows], known: Forms | None) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
-        """The believed rows by client, and why the others are not believed. `known`: the form of an earlier answer."""
+        `known`: the form of an earlier answer. `n`, `clusters`: points and cluster of each client, where known.
+        """
         good: dict[str, dict[str, Tensor]] = {}
         bad: dict[str, str] = {}
         counted = Counter[Forms]()
@@ -58,34 +61,24 @@ class Screen:
         if not counted:
             return good, bad
         right = known or max(counted, key=lambda forms: (counted[forms], str(forms)))
+        fitting = [reply for reply in whole if reply.forms() == right]
         for reply in whole:
             if reply.forms() != right:
                 bad |= dict.fromkeys(reply.clients, _difference(reply.forms(), right))
-                continue
-            for row, client in enumerate(reply.clients):
-                tensors = {name: tensor[row] for name, tensor in reply.tensors.items()}
-                broken = next((name for name, t in tensors.items() if not bool(torch.isfinite(t).all())), "")
-                if broken:
-                    bad[client] = f"'{broken}' holds values that are not finite"
-                else:
-                    good[client] = tensors
-        for client, told in self._too_long(good).items():
-            bad[client] = told
-            del good[client]
-        return good, bad
+        names = [client for reply in fitting for client in reply.clients]
 
-    def _too_long(self, rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-        if not self.norm or len(rows) < 2:
-            return {}
-        told: dict[str, str] = {}
-        first = next(iter(rows.values()))
-        for name in (name for name, t in first.items() if t.is_floating_point() and t.numel() >= self.model):
-            norms = {client: float(tensors[name].double().norm()) for client, tensors in rows.items()}
-            middle = float(torch.tensor(list(norms.values()), dtype=torch.float64).median())  # the lower of two
-            for client, norm in norms.items():
-                if middle > 0 and norm > self.norm * middle:
-                    told[client] = f"the norm of '{name}' is {norm / middle:.1f} times the median"
-        return told
+        def points(clients: list[str]) -> Tensor | None:
+            return None if n is None else torch.tensor([n[client] for client in clients])
+
+        looks = [(len(r.clients), self.guards.look(r.tensors, points(r.clients), centers)) for r in fitting]
+        sizes, told = points(names), None if clusters is None else np.array([clusters[client] for client in names])
+        found = self.guards.judge(Facts.join(looks), None if sizes is None else sizes.numpy(), told)
+        bad |= {names[row]: why for row, why in found.items()}
+        for reply in fitting:
+            for row, client in enumerate(reply.clients):
+                if client not in bad:
+                    good[client] = {name: tensor[row] for name, tensor in reply.tensors.items()}
+        return good, bad
 
 
 def _difference(found: Forms, right: Forms) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.absence import Absent
 from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, State
@@ -30,12 +31,13 @@ from fedsoft.engines.flower.terms import Post, QuorumError, Rules
 from fedsoft.engines.flower.wire import Parcel, pack
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
+from fedsoft.guards import Care, Guards
 from fedsoft.host import Cost, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
 from fedsoft.model import Model
 from fedsoft.robust import Rule
-from fedsoft.simulate import Absent, Engine
+from fedsoft.simulate import Engine
 from fedsoft.store import RunFolder
 from fedsoft.tensorfile import Blocks
 from fedsoft.vault import Budget, ClientRows, Vault
@@ -86,17 +88,21 @@ class FlowerEngine(Engine):
         absent: Absent | None = None, workers: int | None = None, memory: int | str | None = None,
         rule: Rule | None = None, attack: Attack | None = None, liars: Set[str] = frozenset(),
         post: Post, spec: dict[str, Any], rules: Rules, tell: Callable[[str], object] = print,
+        care: Care | None = None,
     ) -> None:  # fmt: skip
         if attack is not None or federation.before is not None:
             raise InputError(
                 "engine 'flower' has real clients: [attack] and data that changes are for 'local' and 'ray'"
             )
         super().__init__(
-            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule
-        )
+            algorithm, model, solver, federation, seed=seed, device=device, dtype=dtype, absent=absent, rule=rule,
+            care=care,
+        )  # fmt: skip
         self.federation, self.post, self.spec, self.rules = federation, post, spec, rules
         self.chunk, self.budget = chunk, Budget(memory_size(memory))
-        self.screen = Screen(model.size, rules.norm)
+        # Clients are strangers here: their norms are looked at even if the run does not ask for it.
+        self.guards = Guards.of(replace(self.care, norm=self.care.norm or rules.norm), algorithm, model.size)
+        self.screen = Screen(self.guards)
         counted = dict(zip(self.names, self.sizes.tolist(), strict=True)) if len(federation.train.x) else {}
         self.journal = Journal(tell)
         self.roster = Roster(self.names, counted, post, rules, self.journal)
@@ -118,7 +124,8 @@ class FlowerEngine(Engine):
         """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
         self.folder = self.journal.folder = folder
         path = folder / "federation.json"
-        known = {"experiment": f"{folder.name[:80]}-{secrets.token_hex(8)}", "attempt": 0}
+        name = f"{folder.name[:80]}-{secrets.token_hex(8)}"
+        known: dict[str, Any] = {"experiment": name, "attempt": 0, "secret": secrets.token_hex(16)}
         if path.exists():
             try:
                 known |= json.loads(path.read_text("utf-8"))
@@ -126,11 +133,13 @@ class FlowerEngine(Engine):
                 raise InputError(f"'{path}' is damaged: {error}") from None
         self.experiment, self.journal.attempt = str(known["experiment"]), int(known["attempt"]) + 1
         self.roster.counted |= known.get("sizes", {})
+        self.secret = str(known["secret"])  # nodes know the seed: noise that hides clients must not come from it alone
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
             known = {"experiment": self.experiment, "attempt": self.journal.attempt, "sizes": self.roster.counted}
+            known["secret"] = self.secret
             RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
 
     @override
@@ -227,8 +236,11 @@ class FlowerEngine(Engine):
                 bad |= dict.fromkeys(groups[node], told)
         for node in groups.keys() - seen:
             bad |= dict.fromkeys(groups[node], f"no answer within {self.rules.timeout:g} s")
-        good, unlikely = self.screen.sift(replies, self.forms.get(kind))
+        known = None if self.clusters is None else dict(zip(self.names, self.clusters.tolist(), strict=True))
+        centers = len(body["shared/centers"]) if "shared/centers" in body else None
+        good, unlikely = self.screen.sift(replies, self.forms.get(kind), self.roster.counted, known, centers)
         bad |= unlikely
+        self.excluded += unlikely.items()
         if good and not unlikely and kind not in self.forms:
             self.forms[kind] = replies[0].forms()
         for client, why in bad.items():
