@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsoft import spec
+from fedsoft.compare import entries
 from fedsoft.errors import InputError
 from fedsoft.spec import RunSpec
 
@@ -261,3 +262,14 @@ def test_full_paths_and_those_of_the_home_folder_stay(tmp_path: Path, monkeypatc
             f'algorithm = "fedavg"\nmodel = "linear"\ndataset = {{ name = "folder", path = "{text}" }}\n'
         )
         assert spec.read(str(tmp_path / "own.toml")).dataset.settings["path"] == wanted
+
+
+def test_another_algorithm_keeps_centers_and_clients_and_is_named() -> None:
+    """So that a run is the one that `compare` would make."""
+    run = spec.read("synthetic-8", ["algorithm.name=fedroute"])
+    assert (run.algorithm.settings["S"], run.algorithm.settings["K"]) == (8, 60)
+    assert run.label == "synthetic-8-fedroute"
+    assert run.id == entries(spec.read("synthetic-8"), "fedroute", [0])[0].spec.id
+    assert "S" not in spec.read("synthetic-8", ["algorithm.name=local"]).algorithm.settings  # it has none
+    assert spec.read("synthetic-8", ["S=3", "algorithm.name=ifca"]).algorithm.settings["S"] == 3
+    assert spec.read("synthetic-8", ["algorithm.name=fedsoft"]).label == "synthetic-8"

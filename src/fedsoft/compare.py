@@ -10,20 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsoft import plugins
 from fedsoft.checks import toml
 from fedsoft.errors import InputError
 from fedsoft.farm import Farm, Progress, even_share
 from fedsoft.farm import folders as folders_of
 from fedsoft.machine import check_workers
-from fedsoft.spec import RunSpec
+from fedsoft.spec import RunSpec, carried
 from fedsoft.store import RunFolder
 
 Budget = Literal["rounds", "work", "bytes"]
 BUDGETS: tuple[Budget, ...] = ("rounds", "work", "bytes")
 MORE_ROUNDS = 20  # a cheaper method may take so many times the rounds of the first before its budget is used up
-
-CARRIED = ("S", "K")  # settings of the preset's algorithm that the others take over where they have them
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,11 @@ def entries(base: RunSpec, algorithms: str, seeds: Sequence[int]) -> list[Entry]
 
 def variant(base: RunSpec, name: str, settings: dict[str, Any]) -> RunSpec:
     """The run of another algorithm on the same federation, see `entries`."""
-    known = plugins.parameters(plugins.find("algorithms", name))
     of_preset = base.algorithm.settings
-    carried = {key: of_preset[key] for key in CARRIED if key in known and key in of_preset}
     own = of_preset if name == base.algorithm.name else {}
     told = {key: value for key, value in settings.items() if not key.startswith("local.") and key != "source"}
     solver = {key.removeprefix("local."): value for key, value in settings.items() if key.startswith("local.")}
-    raw = base.to_dict() | {"algorithm": {"name": name, **own, **carried, **told}}
+    raw = base.to_dict() | {"algorithm": {"name": name, **own, **carried(of_preset, name), **told}}
     raw["local"] = raw["local"] | solver
     raw |= {"source": settings["source"]} if "source" in settings else {}
     return RunSpec.from_dict(raw, f"{base.label}-{name}")

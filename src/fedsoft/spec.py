@@ -28,6 +28,8 @@ VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that
 PATHS = ("path", "data_dir")  # settings of data sets that name files
 
 
+CARRIED = ("S", "K")  # settings of the preset's algorithm that others take over
+
 # Settings of algorithms that came later, with what was done before: left out of the hash, so that of older runs stays.
 LATER = {"reseed": False}
 
@@ -241,11 +243,18 @@ def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -
             raise InputError(f"--fast: '{source}' has no table [fast], so no fast variant (presets with one: {some})")
         raw, label = _varied(raw, table), f"{label}-fast"
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
+    before = _name_of(raw.get("algorithm"))
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
         _set(raw, change)
+    if (now := _name_of(raw.get("algorithm"))) != before:
+        label = f"{label}-{now}"  # as `compare` calls it
     if isinstance(raw.get("dataset"), dict):  # what --set names is seen from where the user is
         raw["dataset"] |= _beside(Path("file"), raw["dataset"])
     return RunSpec.from_dict(raw, label)
+
+
+def _name_of(part: Any) -> str:
+    return str(part.get("name") if isinstance(part, dict) else part)
 
 
 def _varied(raw: dict[str, Any], table: Any) -> dict[str, Any]:
@@ -328,7 +337,16 @@ def _set(raw: dict[str, Any], change: str) -> None:
     if head == "partition" and isinstance(table.get("name"), str):
         table["name"], short = plugins.parse_partition(table["name"])
         table = table | short
-    raw[head] = {"name": value} if rest == "name" and value != table.get("name") else table | {rest: value}
+    if rest == "name" and value != table.get("name"):
+        raw[head] = {"name": value} | (carried(table, str(value)) if head == "algorithm" else {})
+    else:
+        raw[head] = table | {rest: value}
+
+
+def carried(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """What another algorithm takes over from a preset's: how many centers and clients, where it has such settings."""
+    known = plugins.parameters(plugins.find("algorithms", name))
+    return {key: settings[key] for key in CARRIED if key in known and key in settings}
 
 
 def _names_a_part(change: str) -> bool:
