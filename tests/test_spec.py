@@ -271,5 +271,5 @@ def test_another_algorithm_keeps_centers_and_clients_and_is_named() -> None:
     assert run.label == "synthetic-8-fedroute"
     assert run.id == entries(spec.read("synthetic-8"), "fedroute", [0])[0].spec.id
     assert "S" not in spec.read("synthetic-8", ["algorithm.name=local"]).algorithm.settings  # it has none
-    assert spec.read("synthetic-8", ["S=3", "algorithm.name=ifca"]).algorithm.settings["S"] == 3
+    assert spec.read("synthetic-8", ["algorithm.S=3", "algorithm.name=ifca"]).algorithm.settings["S"] == 3
     assert spec.read("synthetic-8", ["algorithm.name=fedsoft"]).label == "synthetic-8"
