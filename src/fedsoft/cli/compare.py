@@ -88,9 +88,12 @@ def compare(
     folder = out_dir / found.name
     write_folder(folder, {"comparison.csv": report.to_csv(found).encode(), "figure.png": report.figure(found)})
     if json_:
-        print_json({"budget": budget, "path": str(folder), "algorithms": report.rows(found)})
+        lost = [{"algorithm": label, "diverged": seeds} for label, seeds in report.failed(found).items()]
+        print_json({"budget": budget, "path": str(folder), "algorithms": [*report.rows(found), *lost]})
         return
     wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
     for table in report.tables(found, wide.width):
         wide.print(table)
+    for text in report.divergences(found):
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
     out.print(f"Saved: {folder} (comparison.csv, figure.png)", markup=False, highlight=False, soft_wrap=True)
