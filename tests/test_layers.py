@@ -84,6 +84,8 @@ def test_only_reports_draw_and_nobody_pickles() -> None:
             assert not names & {"matplotlib", "jinja2", "markupsafe"}, path
         if ROOT / "engines" / "flower" not in path.parents:
             assert not names & {"flwr", "cryptography"}, path
+        if path != ROOT / "privacy.py":
+            assert "dp_accounting" not in names, path
         if path != ROOT / "engines" / "ray.py":
             assert "ray" not in names, path
 
