@@ -18,7 +18,7 @@ def row(name: str, centers: list[list[float]] | None, personal: list[float | Non
 def test_what_is_worse_by_more_than_the_spread_is_named() -> None:
     first = row("fedsoft", [[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]], [1.0, 1.0, 1.0])
     other = row("mine", [[1.5, 4.0], [2.5, 5.0], [3.6, 9.5]], [2.0, 0.5, 0.9])  # 0.5 0.5 0.6; -1 -1 2.5; 1 -0.5 -0.1
-    told = "mine is worse than fedsoft (more than the spread over seeds) by: best center of θ0"
+    told = "mine is worse than fedsoft, by more than the spread over seeds: best center of θ0"
     assert behind([first, other], ["θ0", "θ1"], higher=False) == [told]
     turned = behind([first, other], ["θ0", "θ1"], higher=True)
     assert turned == []
@@ -35,3 +35,13 @@ def test_nothing_to_tell() -> None:
     same = [row("a", [[1.0], [2.0]]), row("b", [[1.0], [2.0]])]
     assert behind(same, ["s"], higher=False) == []
     assert behind([row("a", None, [None]), row("b", None, [None])], [], higher=True) == []
+
+
+def test_seeds_that_one_of_them_lost_are_left_out() -> None:
+    first, other = row("a", [[1.0], [1.0], [1.0]]), row("b", [[1.2], [1.3]])
+    other["seeds"] = [0, 2]
+    assert behind([first, other], ["s"], higher=False) == [
+        "b is worse than a, by more than the spread over seeds: best center of s"
+    ]
+    other["seeds"] = [7, 8]
+    assert behind([first, other], ["s"], higher=False) == []

@@ -419,3 +419,11 @@ def test_show_withholds_it(tmp_path: Path) -> None:
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(run_view(folder))
     assert "Withheld: center 0 is not published: " in console.export_text()
+
+
+def test_a_report_says_so_and_has_no_numbers_for_it(tmp_path: Path) -> None:
+    from fedsoft.reports.material import _finished
+
+    changes = ["dataset.clients=20", "K=8", "rounds=1", "privacy.floor=19.5"]
+    folder, _ = execute(spec.read("synthetic-10-90", changes), tmp_path / "run", Stage())
+    assert all(math.isnan(value) for row in _finished(folder).scores["centers"] for value in row)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exporting import export
     from fedsoft.federation import Federation
+    from fedsoft.privacy import Privacy
     from fedsoft.runs import load
     from fedsoft.solvers.adam import Adam
     from fedsoft.solvers.exact import Exact
@@ -52,6 +53,7 @@ _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
     "export": "exporting", "Adopted": "adoption", "choose": "choosing",
+    "Privacy": "privacy",
 }  # fmt: skip
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "HypCluster",
     "InputError",
     "Local",
+    "Privacy",
     "Run",
     "StoreError",
     "algorithms",

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsoft.checks import toml
 from fedsoft.errors import InputError
-from fedsoft.farm import Farm, Progress, even_share
+from fedsoft.farm import Farm, Outcome, Progress, even_share
 from fedsoft.farm import folders as folders_of
 from fedsoft.machine import check_workers
 from fedsoft.spec import RunSpec, carried
@@ -100,12 +100,14 @@ class Comparison:
     base: RunSpec
     budget: Budget
     folders: dict[str, list[RunFolder]]
+    diverged: dict[str, dict[int, str]] = field(default_factory=dict)  # by seed, those that are not in `folders`
 
     @property
     def name(self) -> str:
         """Names the comparison by its content."""
         runs = [[label, [folder.info["hash"] for folder in folders]] for label, folders in self.folders.items()]
-        digest = hashlib.sha256(json.dumps([self.budget, runs]).encode()).hexdigest()[:12]
+        lost = [[label, sorted(seeds)] for label, seeds in self.diverged.items()]
+        digest = hashlib.sha256(json.dumps([self.budget, runs, *lost]).encode()).hexdigest()[:12]
         return f"compare-{self.base.label}-{digest}"
 
 
@@ -115,6 +117,8 @@ def compare(
     engine: str = "local", address: str | None = None,
 ) -> Comparison | None:  # fmt: skip
     """Run everything that is not saved already; None when it was asked to stop (what is done is saved).
+
+    A run whose training diverges is a result, too: it is left out of the means, and named.
 
     With a budget of work or bytes, every method may spend as much as the first one does with the same seed. The cores
     and the memory are shared by as many processes as run at once; `workers` is for each of them, `memory` for all.
@@ -127,7 +131,8 @@ def compare(
     heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
     done = _run(farm, heads, more=len(wanted) - len(heads))
     if done is not None and budget != "rounds":
-        spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, done, strict=True)}
+        found = folders_of(done, [entry.label for entry in heads])  # nobody has a budget when the first one diverged
+        spent = {e.spec.seed: total(f, budget) for e, f in zip(heads, found, strict=True)}
         if not all(spent.values()):
             raise InputError(f"--budget {budget}: '{first}' spends none, so put a method first that does")
         others = [replace(e, spec=capped(e.spec, budget, spent[e.spec.seed])) for e in wanted if e.label != first]
@@ -136,15 +141,25 @@ def compare(
     if done is None:
         return None
     folders: dict[str, list[RunFolder]] = {}
-    for entry, folder in zip(heads, done, strict=True):
-        folders.setdefault(entry.label, []).append(folder)
-    return Comparison(base, budget, folders)
+    diverged: dict[str, dict[int, str]] = {}
+    for entry, one in zip(heads, done, strict=True):
+        if one.folder is None:
+            diverged.setdefault(entry.label, {})[entry.spec.seed] = one.problem
+        else:
+            folders.setdefault(entry.label, []).append(one.folder)
+    if not folders:
+        folders_of(done, [entry.label for entry in heads])  # says so
+    return Comparison(base, budget, folders, diverged)
 
 
-def _run(farm: Farm, wanted: Sequence[Entry], more: int = 0) -> list[RunFolder] | None:
-    """The folders of these; None when it was asked to stop."""
+def _run(farm: Farm, wanted: Sequence[Entry], more: int = 0) -> list[Outcome] | None:
+    """How these ended, well or by divergence; None when it was asked to stop."""
     outcomes = farm.run([entry.spec for entry in wanted], more=more)
-    return None if outcomes is None else folders_of(outcomes, [entry.label for entry in wanted])
+    if outcomes is None:
+        return None
+    kept = [(one, entry.label) for one, entry in zip(outcomes, wanted, strict=True) if not one.diverged]
+    folders_of([one for one, _ in kept], [label for _, label in kept])
+    return outcomes
 
 
 def total(folder: RunFolder, budget: Budget) -> int:

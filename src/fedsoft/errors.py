@@ -31,7 +31,7 @@ class WorkerLost(FedsoftError):
 
 
 class DivergedError(FedsoftError, ArithmeticError):
-    """A client answered with numbers that are not finite."""
+    """Numbers that are not finite, or have grown beyond all measure."""
 
 
 def advice(algorithm: object) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.machine import cores, memory_size
 from fedsoft.spec import RunSpec
 from fedsoft.store import RunFolder
@@ -28,6 +28,7 @@ KILLED = (
     "its process was killed (out of memory?): what is done is saved, the same command goes on from here, "
     "perhaps with fewer --jobs"
 )
+DIVERGED = "it diverged: "  # begins what is told of such a run
 SOON = 3.0  # seconds after which the pace is that of this machine, not the expected one
 
 
@@ -48,6 +49,11 @@ class Outcome:
     spec: RunSpec
     folder: RunFolder | None
     problem: str = ""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its training diverged: that is a finding, not a mishap."""
+        return self.problem.startswith(DIVERGED)
 
 
 class Farm:
@@ -257,6 +263,8 @@ def _work(toml: str, label: str, path: str, share: dict[str, Any]) -> str:
     try:
         stage = Stage(**share, told_to_stop=_told_to_stop, signals=False)
         _, finished = execute(RunSpec.from_dict(tomllib.loads(toml), label), Path(path), stage)
+    except DivergedError as error:
+        return f"{DIVERGED}{error}"
     except FedsoftError as error:
         return str(error)
     except KeyboardInterrupt:

@@ -45,6 +45,7 @@ class Engine(abc.ABC):
         care: what is done about clients that fail or lie.
     """
 
+    attacked = False  # whether some clients lie, which is what is studied
     saves_every_round = False  # whether no round may be lost, because clients elsewhere cannot go far back
 
     def __init__(

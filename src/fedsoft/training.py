@@ -224,11 +224,13 @@ def prepare(
     if attack is not None:
         rows = np.array([k for k, name in enumerate(federation.names) if name in false], dtype=np.int64)
         federation = replace(federation, train=spoiled(federation.train, rows, attack, federation.shape))
-    return engine(
+    made = engine(
         algorithm, built, solver, federation,
         seed=seed, chunk=chunk, device=device, dtype=DTYPES[dtype], absent=together(dropout(drop, seed), absent),
         workers=workers, memory=memory, rule=rule, attack=attack, liars=false, care=care or Care(),
     )  # fmt: skip
+    made.attacked = attack is not None
+    return made
 
 
 def _backend(backend: str, device: str) -> str:
@@ -285,6 +287,7 @@ class Limit:
         return True
 
 
+ABSURD = 1e6  # times the error after the first round
 WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
 PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
@@ -332,8 +335,29 @@ def play(
             if truth is None and "u" in state and (last or t % score_every == 0):
                 found = served_by(simulation.model, state["centers"], state["u"], federation)
                 record["served"] = [asdict(use) for use in found]
+            if not simulation.attacked:  # what liars do is no fault of the rate
+                _grown(simulation, history, record)
             history.append(record)
             yield state, record
+
+
+def _grown(simulation: Engine, history: Sequence[Record], record: Record) -> None:
+    """Complain when the error of a center has grown beyond all measure: it diverges, though its numbers are finite."""
+    first = next((errors for errors in map(_errors, history) if errors), [])
+    if simulation.model.metric.higher_is_better or not first or not max(first) > 0:
+        return
+    for s, error in enumerate(_errors(record)):
+        if not error <= ABSURD * max(first):
+            times = error / max(first)
+            raise DivergedError(
+                f"the error of center {s} is {error:.3g} after round {record['round']}, {times:.1g} times that of the "
+                f"first round: training diverged, {advice(simulation.algorithm)}; guard = 5 leaves out single clients"
+            )
+
+
+def _errors(record: Record) -> list[float]:
+    """The largest error of each center, on sources or on clients' points, as far as it was scored."""
+    return [max(row) for row in record.get("centers", [])] or [use["on_all"] for use in record.get("served", [])]
 
 
 def fit(

@@ -88,12 +88,13 @@ def compare(
     folder = out_dir / found.name
     write_folder(folder, {"comparison.csv": report.to_csv(found).encode(), "figure.png": report.figure(found)})
     if json_:
-        worse = report.worse_than_first(found)
-        print_json({"budget": budget, "path": str(folder), "algorithms": report.rows(found), "worse": worse})
+        lost = [{"algorithm": label, "diverged": seeds} for label, seeds in report.failed(found).items()]
+        rows, worse = [*report.rows(found), *lost], report.worse_than_first(found)
+        print_json({"budget": budget, "path": str(folder), "algorithms": rows, "worse": worse})
         return
     wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
     for table in report.tables(found, wide.width):
         wide.print(table)
-    for sentence in report.worse_than_first(found):
-        out.print(sentence, markup=False, highlight=False)
+    for text in (*report.divergences(found), *report.worse_than_first(found)):
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
     out.print(f"Saved: {folder} (comparison.csv, figure.png)", markup=False, highlight=False, soft_wrap=True)

@@ -21,29 +21,33 @@ def behind(rows: Sequence[Mapping[str, Any]], sources: Sequence[str], higher: bo
     first, *others = rows
     found = []
     for row in others:
-        where = [name for name, ours, theirs in _pairs(row, first, sources) if _worse(ours, theirs, higher)]
+        seeds = [seed for seed in row["seeds"] if seed in first["seeds"]]  # those of runs that diverged are missing
+        where = [what for what, losses in _losses(row, first, seeds, sources, higher) if _matters(losses)]
         if where:
-            seeds = len(row["seeds"])
-            spread = "more than the spread over seeds" if seeds > 1 else "with the only seed"
-            found.append(f"{row['algorithm']} is worse than {first['algorithm']} ({spread}) by: {', '.join(where)}")
+            spread = "by more than the spread over seeds" if len(seeds) > 1 else "with the only seed"
+            found.append(f"{row['algorithm']} is worse than {first['algorithm']}, {spread}: {', '.join(where)}")
     return found
 
 
-def _pairs(
-    row: Mapping[str, Any], first: Mapping[str, Any], sources: Sequence[str]
-) -> list[tuple[str, list[float | None], list[float | None]]]:
-    """What is compared: its name, and the values of both, seed by seed."""
-    found = [("personal models on held-out points", row["personal_held_out"], first["personal_held_out"])]
+def _losses(
+    row: Mapping[str, Any], first: Mapping[str, Any], seeds: Sequence[int], sources: Sequence[str], higher: bool
+) -> list[tuple[str, list[float]]]:
+    """What is compared, and by how much it is worse with each seed."""
+
+    def gaps(key: str, j: int | None = None) -> list[float]:
+        found = []
+        for seed in seeds:
+            ours, theirs = (r[key][r["seeds"].index(seed)] for r in (row, first))
+            if ours is not None and theirs is not None:
+                gap = ours - theirs if j is None else ours[j] - theirs[j]
+                found.append(-gap if higher else gap)
+        return found
+
+    compared = [("personal models on held-out points", gaps("personal_held_out"))]
     if row["best_center"] and first["best_center"]:
-        centers = [
-            (f"best center of {name}", [best[j] for best in row["best_center"]], [b[j] for b in first["best_center"]])
-            for j, name in enumerate(sources)
-        ]
-        found = centers + found
-    return found
+        compared = [(f"best center of {name}", gaps("best_center", j)) for j, name in enumerate(sources)] + compared
+    return compared
 
 
-def _worse(ours: Sequence[float | None], theirs: Sequence[float | None], higher: bool) -> bool:
-    gaps = [a - b for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    losses = [-gap if higher else gap for gap in gaps]
+def _matters(losses: Sequence[float]) -> bool:
     return bool(losses) and statistics.mean(losses) > (statistics.stdev(losses) if len(losses) > 1 else 0.0)

@@ -27,7 +27,26 @@ MOST_BANDS = 6  # more than that, and bands hide the lines
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per algorithm; every measured value as a list over seeds."""
-    return [{"algorithm": label, **_measured(folders)} for label, folders in comparison.folders.items()]
+    lost = comparison.diverged
+    return [
+        {"algorithm": label, **_measured(folders), **({"diverged": lost[label]} if label in lost else {})}
+        for label, folders in comparison.folders.items()
+    ]
+
+
+def failed(comparison: Comparison) -> dict[str, dict[int, str]]:
+    """The algorithms of which no run came to its end."""
+    return {label: seeds for label, seeds in comparison.diverged.items() if label not in comparison.folders}
+
+
+def divergences(comparison: Comparison) -> list[str]:
+    """What is to say of runs that diverged, a sentence for each algorithm."""
+    found = []
+    for label, seeds in comparison.diverged.items():
+        seed, why = next(iter(seeds.items()))
+        count = len(seeds) + len(comparison.folders.get(label, []))
+        found.append(f"{label} diverged with {len(seeds)} of {count} seeds; seed {seed}: {why.partition(': ')[2]}")
+    return found
 
 
 def _measured(folders: list[RunFolder]) -> dict[str, Any]:
@@ -67,8 +86,11 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
 
     One table, or several one below the other where it would not fit into `width` columns.
     """
-    names = [row["algorithm"] for row in rows(comparison)]
-    seeds = len(next(iter(comparison.folders.values())))
+    lost = comparison.diverged
+    names = [
+        f"{label} ({len(lost[label])} diverged)" if label in lost else label for label in comparison.folders
+    ]  # fmt: skip
+    seeds = max(len(folders) + len(lost.get(label, {})) for label, folders in comparison.folders.items())
     cut = {"rounds": "same rounds", "work": "same client work", "bytes": "same bytes"}[comparison.budget]
     scores = next(iter(comparison.folders.values()))[0].scores() or {}
     title = f"{comparison.base.label}: {metric_name(scores['metric'])}, {seeds} seed{'s' * (seeds > 1)}, {cut}"
@@ -80,7 +102,11 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
             made.append(_table(title, names, part))
             part, title = {}, ""
         part[head] = cells
-    return [*made, _table(title, names, part)]
+    made = [*made, _table(title, names, part)]
+    for table in made:
+        for label in failed(comparison):
+            table.add_row(Text(label), Text("diverged", style="red"))
+    return made
 
 
 def _table(title: str, names: list[str], columns: dict[str, list[str]]) -> Table:
