@@ -15,7 +15,7 @@ class FedsoftError(Exception):
 
     def __str__(self) -> str:
         text = shown(super().__str__())
-        return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 class InputError(FedsoftError, ValueError):

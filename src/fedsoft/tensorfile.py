@@ -173,9 +173,9 @@ def _understood(handle: int) -> tuple[str, dict[str, tuple[int, Form]]]:
             (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
             form = Form(KINDS[entry["dtype"]], shape)
             if any(type(n) is not int or n < 0 for n in (begin, end, *shape)) or end - begin != form.bytes:
-                raise ValueError(f"'{name}' has no place")
+                raise ValueError(f"{name!r} has no place")
             if not form.bytes and max(shape, default=0) > MOST_ROWS:  # the length of the file tells of all others
-                raise ValueError(f"'{name}' is too long")
+                raise ValueError(f"{name!r} is too long")
             places[name] = (8 + length + begin, form)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its header lacks {error}") from None

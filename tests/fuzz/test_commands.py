@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedsoft import spec
-from fedsoft.cli import app
+from fedsoft.cli import app, main
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.runs import Stage, execute
 from tests.fuzz.mutation import cases, mutated, refused
@@ -87,6 +87,17 @@ def test_commands(place: Path, data: st.DataObject) -> None:
             raise error
 
         assert refused(again)
-    else:
+    elif not isinstance(ended.exception, OSError):  # which the entry point makes a sentence of, see below
         assert ended.exception is None or isinstance(ended.exception, SystemExit), (words, ended.exc_info)
         assert ended.exit_code in (0, 2), (words, ended.exit_code, ended.output)
+
+
+@pytest.mark.parametrize("command", ["run", "show", "resume"])
+def test_names_that_no_file_can_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fedsoft", command, "[" * 3000])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")

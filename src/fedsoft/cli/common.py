@@ -149,6 +149,10 @@ def main() -> NoReturn:
     except FedsoftError as error:
         err.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(2)
+    except OSError as error:  # such as a name that is too long for a file
+        about = f" '{shown(str(error.filename))[:200]}'" if error.filename else ""
+        err.print(Text.assemble(("error: ", "bold red"), f"{error.strerror or error}{about}"), soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         err.print("stopped; what was saved before is unharmed")
         sys.exit(130)
