@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from fedsoft import spec
+from fedsoft.engines.flower import journal
 from fedsoft.runs import Stage, execute
 from fedsoft.training import Record
 from tests.flower import places
@@ -63,3 +65,17 @@ def test_logs_of_a_federation_grow_by_messages_not_by_what_is_in_them(tmp_path: 
         assert max(map(len, lines)) < 300
         lengths.append(len(lines))
     assert lengths[1] <= 2 * lengths[0]
+
+
+def test_logs_of_a_federation_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LIMIT", 2000)
+    logs = journal.Journal(lambda text: None)
+    logs.folder = tmp_path
+    for t in range(100):
+        logs.t = t
+        logs.note("down", 1, {"kind": "job"}, ("head", b"body"))
+    new, old = (tmp_path / name for name in ("wire.jsonl", "wire.1.jsonl"))
+    assert {path.name for path in tmp_path.iterdir()} == {new.name, old.name}
+    assert max(new.stat().st_size, old.stat().st_size) < 2200
+    rounds = [json.loads(line)["round"] for path in (old, new) for line in path.read_text("utf-8").splitlines()]
+    assert rounds == list(range(100 - len(rounds), 100))  # the last ones, without a gap

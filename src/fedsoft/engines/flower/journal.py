@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+LIMIT = 64 * 2**20  # bytes of a log; then it is set aside, in place of the one before
+
 
 class Journal:
     """`federation.jsonl`: what happened to clients. `wire.jsonl`: every message. Neither without a folder.
@@ -49,8 +51,12 @@ class Journal:
         })  # fmt: skip
 
     def _append(self, name: str, entry: dict[str, Any]) -> None:
-        if self.folder is not None:
-            with (self.folder / name).open("ab") as file:
-                file.write(json.dumps(entry).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+        if self.folder is None:
+            return
+        path = self.folder / name
+        if path.exists() and path.stat().st_size > LIMIT:
+            path.replace(path.with_suffix(".1.jsonl"))
+        with path.open("ab") as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
