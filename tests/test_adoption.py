@@ -225,3 +225,16 @@ def test_a_run_without_held_out_points_is_judged_by_training_points() -> None:
     fed = Federation.from_clients([draw([1.0, 0.0], 30, k) for k in range(3)], held_out=0.0)
     desk = Newcomers.of(fed, fs.models.linear()(fed.shape), fs.Exact(), THETA, 1.0, 0)
     assert len(desk.usual) == 90
+
+
+def test_centers_that_are_no_better_than_guessing_are_told(run: fs.Run) -> None:
+    assert run.newcomers().guess == pytest.approx(float(run.newcomers().owners.y.double().var(correction=0)), rel=1e-6)
+    assert "guessing" not in run.newcomers().judge(0.0, 10).sentence()
+    rng = np.random.default_rng(0)
+    pairs = [(rng.standard_normal((40, 3)), rng.integers(0, 4, 40)) for _ in range(6)]  # nothing to be learnt
+    local = fs.SGD(lr=1.0, epochs=20)
+    noise = fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(pairs), fs.models.linear(), rounds=3, local=local)
+    desk = noise.newcomers()
+    share = np.bincount(desk.owners.y.numpy()) / len(desk.owners.y)
+    assert desk.guess == pytest.approx(-(share * np.log(share)).sum())
+    assert "no center is better than guessing" in desk.adopt(*pairs[0]).fit.sentence()

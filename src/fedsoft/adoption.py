@@ -19,7 +19,7 @@ from fedsoft.clientdata import Augment, ClientData
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
 from fedsoft.local import Moments, Solver, losses_of_all
-from fedsoft.model import Model, squared_loss
+from fedsoft.model import Model, cross_entropy, squared_loss
 from fedsoft.posterior import interval, log_density, mixtures, noise_scale, posterior
 from fedsoft.seeds import generator
 from fedsoft.threads import one_thread
@@ -41,12 +41,16 @@ class Fit:
         typical: the median of that over newcomers with as many points, put together from those of the run's clients.
         limit: what 99 in 100 of these stay below.
         chance: the share of these that have a loss at least as large.
+        mean: the mean loss of the clients' own points.
+        guess: the same under the one constant that suits them best, where that is known.
     """
 
     loss: float
     typical: float
     limit: float
     chance: float
+    mean: float
+    guess: float | None
 
     @property
     def fits(self) -> bool:
@@ -56,6 +60,9 @@ class Fit:
     def sentence(self) -> str:
         """The verdict in words."""
         numbers = f"loss {self.loss:.4g}, typical {self.typical:.4g}, limit {self.limit:.4g}"
+        if self.guess is not None and self.mean >= self.guess:
+            told = f"its clients' {self.mean:.4g}, a constant guess {self.guess:.4g}"
+            return f"no center is better than guessing ({numbers}; {told}): train the run longer"
         if self.fits:
             return f"fits: {numbers}"
         return f"fits NO center ({numbers}): its data is unlike that of the run, train with it instead"
@@ -100,7 +107,7 @@ class Adopted:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         rows = {key: getattr(self, key).tolist() for key in ("shares", "low", "high", "losses")}
-        fit = {key: getattr(self.fit, key) for key in ("loss", "typical", "limit", "chance", "fits")}
+        fit = {key: getattr(self.fit, key) for key in ("loss", "typical", "limit", "chance", "mean", "guess", "fits")}
         plain = {"name": self.name, "how": self.how, "points": self.points, "best": self.best, "level": self.level}
         return plain | rows | {"fit": fit}
 
@@ -115,6 +122,7 @@ class Newcomers:
         lam: strength of the pull towards the centers in the proximal solve.
         s2: for squared loss the variance of the noise, else None.
         usual, owners: the loss of points that clients held out, each under its client's mixture.
+        guess: the loss of the one constant that suits these points best; None where that is not known.
     """
 
     federation: Federation
@@ -127,6 +135,7 @@ class Newcomers:
     usual: Tensor
     owners: ClientData
     augment: Augment | None = None
+    guess: float | None = None
 
     @staticmethod
     def of(
@@ -142,7 +151,10 @@ class Newcomers:
             s2 = noise_scale(losses, data, _outputs(data)) if model.loss is squared_loss else None
             logp = log_density(losses, s2, _outputs(data))
             usual = (posterior(logp, data, mixtures(logp, data, rough=True)) * losses).sum(1)
-        return Newcomers(federation, model, solver, centers, lam, seed, s2, usual, data, federation.train.augment)
+        return Newcomers(
+            federation, model, solver, centers, lam, seed, s2, usual, data, federation.train.augment,
+            _guess(model, data),
+        )  # fmt: skip
 
     def adopt(self, x: Any, y: Any, *, how: How = "mixture", level: float = LEVEL, name: str = "newcomer") -> Adopted:
         """See `Run.adopt`."""
@@ -185,7 +197,7 @@ class Newcomers:
         imagined = self.usual.cpu().numpy()[places].mean(1)
         limit = float(np.quantile(imagined, 1 - STRANGE))
         chance = (1 + int((imagined >= loss).sum())) / (IMAGINED + 1)
-        return Fit(loss, float(np.median(imagined)), limit, chance)
+        return Fit(loss, float(np.median(imagined)), limit, chance, float(self.usual.mean()), self.guess)
 
     def personal(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> Tensor:
         """One proximal solve for each newcomer, `argmin f(w) + lam/2 sum_s u_s |w - c_s|^2` from `start[m, P]`."""
@@ -214,3 +226,14 @@ class Newcomers:
 def _outputs(data: ClientData) -> int:
     """Numbers in one target."""
     return max(1, data.y[:1].numel())
+
+
+def _guess(model: Model, data: ClientData) -> float | None:
+    """The smallest mean loss of a constant: the variance of targets, or the entropy of the classes' frequencies."""
+    y = data.y[data.points]
+    if model.loss is squared_loss:
+        return float((y.double() - y.double().mean(0)).square().reshape(len(y), -1).sum(1).mean())
+    if model.loss is cross_entropy:
+        share = torch.bincount(y.long()).double() / len(y)
+        return float(torch.special.entr(share).sum())
+    return None

@@ -54,7 +54,7 @@ def adopt(
     import json
 
     from fedsoft.datasets.folder import read_newcomers
-    from fedsoft.reports.newcomers import adopted_table, curve_picture, curve_table
+    from fedsoft.reports.newcomers import adopted_table, curve_picture, curve_table, verdicts
     from fedsoft.store import write_folder
 
     run, spec, title = _load(runs_dir, name)
@@ -75,6 +75,8 @@ def adopt(
         print_json(plain)
         return
     out.print(adopted_table(found))
+    for text in verdicts(found):
+        out.print(shown(text), markup=False, highlight=False)
     if learnt is not None:
         out.print(curve_table(learnt))
     out.print(f"Saved: {file} ({', '.join(files)})", markup=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,8 @@ from fedsoft.curve import Curve
 from fedsoft.reports.figures import COLOURS, png
 from fedsoft.reports.tables import metric_name, number
 
+FEW = 8  # newcomers, each of whom gets a sentence
+
 
 def adopted_table(found: Sequence[Adopted]) -> Table:
     """One row for each newcomer: its shares with their intervals, the best center, and whether anything fits."""
@@ -27,14 +29,18 @@ def adopted_table(found: Sequence[Adopted]) -> Table:
     for s in range(len(found[0].shares)):
         view.add_column(f"c{s}", justify="right")
     view.add_column("best", justify="right")
-    view.add_column("centers")
+    view.add_column("fits")
     for one in found:
-        shares = [
-            f"{u:.2f} [{low:.2f}, {high:.2f}]" for u, low, high in zip(one.shares, one.low, one.high, strict=True)
-        ]
-        verdict = Text(one.fit.sentence(), style="" if one.fit.fits else "bold red")
+        shares = [f"{u:.2f}\n{low:.2f}-{high:.2f}" for u, low, high in zip(one.shares, one.low, one.high, strict=True)]
+        verdict = Text("yes" if one.fit.fits else "NO", style="" if one.fit.fits else "bold red")
         view.add_row(Text(one.name), str(one.points), *map(Text, shares), f"c{one.best}", verdict)
     return view
+
+
+def verdicts(found: Sequence[Adopted]) -> list[str]:
+    """What there is to say of each newcomer, or of those that fit no center where there are many."""
+    told = found if len(found) <= FEW else [one for one in found if not one.fit.fits]
+    return [f"{one.name}: {one.fit.sentence()}" for one in told]
 
 
 def curve_table(curve: Curve) -> Table:
