@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CORE   := $(VENV)/.core
 READY  := $(VENV)/.installed
 # One more than there are cores: tests of federations mostly wait.
 TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)') + 1)
@@ -10,15 +11,22 @@ TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 install: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedsoft needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing into $(VENV) (first time only, a few minutes) ..."
+	@echo "Installing into $(VENV) (first time only, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,ray]'
+	@$(PIP) -e .
 	@touch $@
 
-demo: $(READY)  ## FedSoft on the paper's synthetic 10:90 federation
+$(READY): $(CORE)
+	@echo "Installing extras and tools into $(VENV) (first time only, a few minutes) ..."
+	@$(PIP) -e '.[dev,flower,onnx,ray]'
+	@touch $@
+
+demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
 test: $(READY)  ## the whole test suite
