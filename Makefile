@@ -30,7 +30,7 @@ demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
 test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile
+	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations 15
 
 fuzz: $(READY)  ## bad input of every kind, other cases every time: make fuzz CASES=20000
 	@FEDSOFT_FUZZ=$(or $(CASES),20000) $(BIN)/python -m pytest -q -n $(TESTERS) tests/fuzz

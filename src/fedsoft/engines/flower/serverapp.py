@@ -22,6 +22,7 @@ from flwr.supercore import log
 from fedsoft.engines.flower.clientapp import RECORD
 from fedsoft.engines.flower.server import FlowerEngine
 from fedsoft.engines.flower.terms import Rules
+from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import shown
 from fedsoft.runs import Stage, execute
@@ -29,6 +30,10 @@ from fedsoft.spec import RunSpec
 from fedsoft.store import write_folder
 
 POLL = 0.2  # seconds between two looks for answers; Flower's own loop takes 3
+# A SuperNode whose run was stopped while it had a message may be one behind from then on: it sends each reply only when
+# the next message comes. So whoever has not answered after so many seconds is sent one that asks for nothing.
+NUDGE = 20.0
+NOTHING = Parcel({"kind": "nudge"}, {}).packed()
 
 app = ServerApp()
 
@@ -97,14 +102,8 @@ class GridPost:
         self, letters: Mapping[int, tuple[str, bytes]], seconds: float
     ) -> Iterator[tuple[int, tuple[str, bytes] | str]]:
         """Send to nodes; what comes back until the time is over."""
-        end = time.monotonic() + seconds
-        messages = [
-            Message(
-                RecordDict({RECORD: ConfigRecord({"head": head, "body": body, "seconds": seconds})}),
-                dst_node_id=node, message_type="query.ask", ttl=seconds + 60,
-            )
-            for node, (head, body) in letters.items()
-        ]  # fmt: skip
+        end, nudge = time.monotonic() + seconds, time.monotonic() + NUDGE
+        messages = [_message(node, head, body, seconds) for node, (head, body) in letters.items()]
         open_ = {key: node for key, node in zip(self.grid.push_messages(messages), letters, strict=True) if key}
         del messages
         while open_ and time.monotonic() < end:
@@ -114,6 +113,9 @@ class GridPost:
                     self.came_late.append(self.waited_for.pop(key))
                 elif key in open_:
                     yield open_.pop(key), _content(reply)
+            if open_ and time.monotonic() > nudge:
+                self.grid.push_messages([_message(node, *NOTHING, seconds) for node in open_.values()])
+                nudge = end
             if open_:
                 time.sleep(POLL)
         self.waited_for |= open_
@@ -122,6 +124,11 @@ class GridPost:
         """The nodes whose answers came after their time, since last asked."""
         found, self.came_late = self.came_late, []
         return found
+
+
+def _message(node: int, head: str, body: bytes, seconds: float) -> Message:
+    content = RecordDict({RECORD: ConfigRecord({"head": head, "body": body, "seconds": seconds})})
+    return Message(content, dst_node_id=node, message_type="query.ask", ttl=seconds + 60)
 
 
 def _content(reply: Message) -> tuple[str, bytes] | str:
