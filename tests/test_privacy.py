@@ -370,7 +370,7 @@ def test_privacy_is_shown_and_stands_on_the_model_card(tmp_path: Path) -> None:
     export(load(folder.path), tmp_path / "model")
     card = (tmp_path / "model" / "model-card.md").read_text("utf-8")
     assert "privacy of centers: epsilon = " in card
-    assert "seed" not in card.partition("## Training")[2].partition("##")[0]
+    assert " seed " not in card.partition("## Training")[2].partition("##")[0]
 
 
 @pytest.mark.parametrize("change", ["privacy=3", "privacy.clip=-1", "privacy.delta=0", "privacy.epsilon=1"])

@@ -282,7 +282,15 @@ def test_a_missing_state_is_not_taken_for_a_run_that_never_began(tmp_path: Path)
 
 
 def test_a_run_on_one_source_learns_that_source(tmp_path: Path) -> None:
-    changes = ["clients=12", "points=[40, 60]", "rounds=2", "algorithm.name=fedavg", "source=1", "local.name=exact"]
+    changes = [
+        "clients=12",
+        "points=[40, 60]",
+        "rounds=2",
+        "algorithm.name=fedavg",
+        "K=all",
+        "source=1",
+        "local.name=exact",
+    ]
     wanted = spec.read("synthetic-10-90", changes)
     folder, finished = execute(wanted, tmp_path / "run", QUICK)
     assert finished

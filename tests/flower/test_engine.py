@@ -158,7 +158,7 @@ def test_who_is_not_believed_stands_in_the_record(tmp_path: Path) -> None:
     assert first["excluded"][0]["reason"] == "'u' holds shares outside of 0 to 1"
 
 
-def test_clients_that_diverge_are_dropped_one_by_one_where_the_run_says_so(tmp_path: Path) -> None:
+def test_diverged_are_dropped(tmp_path: Path) -> None:
     for diverged, told in (("stop", "it refused: client '"), ("drop", "'w' holds values that are not finite")):
         what = spec({"name": "fedavg"}, local={"name": "sgd", "lr": 1e30, "epochs": 9}, diverged=diverged)
         with pytest.raises(QuorumError):
@@ -168,7 +168,7 @@ def test_clients_that_diverge_are_dropped_one_by_one_where_the_run_says_so(tmp_p
         assert {name for entry in found for name in entry["clients"]} == set("01234567")
 
 
-def test_noise_comes_from_secrets_that_the_other_side_does_not_know(tmp_path: Path) -> None:
+def test_noise_comes_from_secrets(tmp_path: Path) -> None:
     """Server and nodes know the seed: with that alone either could take the noise of the other away again."""
     what = spec({"name": "fedsoft", "K": 4}, privacy={"counts": 1.0, "clip": 1.0, "noise": 1.0})
     seeded, post = alone(what, tmp_path / "local"), Direct(shards(tmp_path))
