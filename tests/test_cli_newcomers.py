@@ -56,8 +56,18 @@ def test_adopt_takes_a_folder_and_hands_over_mixtures(run: Any, saved: fs.Run, t
     code, out, _ = run("adopt", NAME, "--data", "people", "--json")
     assert code == 0
     assert [one["name"] for one in json.loads(out)["newcomers"]] == ["p0", "p1"]
-    weights = load_file(tmp_path / "adopted" / "p0.safetensors")
+    weights = load_file(tmp_path / "adopted" / "people" / "p0.safetensors")
     assert set(weights) == {"c0.weight", "c1.weight", "shares"}
+
+
+def test_files_of_newcomers_have_harmless_names(run: Any, saved: fs.Run, tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    for name in ("a b", "a?b"):
+        (tmp_path / "odd" / f"{name}.csv").write_text((tmp_path / "new.csv").read_text())
+    code, _, err = run("adopt", NAME, "--data", "odd")
+    assert code == 0, err
+    names = {path.name for path in (tmp_path / "adopted" / "odd").iterdir()}
+    assert names == {"adopted.json", "a-b.safetensors", "a-b-1.safetensors"}
 
 
 def test_predict_writes_what_the_run_predicts(run: Any, saved: fs.Run, tmp_path: Path) -> None:

@@ -222,7 +222,10 @@ def test_when_everybody_is_dropped_centers_stay_and_it_is_said() -> None:
     assert torch.equal(run.state["centers"], alone.state["centers"])
     assert silence(run.history) == ["nobody answered in the last 3 rounds: all centers stayed as they were"]
     assert not silence(run.history[:3])
-    assert exclusions(run.history)[0].startswith("client '0' was not believed in 3 rounds, last in round 3: its")
+    told = exclusions(run.history)
+    assert told[0].startswith("12 clients were excluded, such as 0, 1, 10: ")
+    assert "lower the learning rate" in told[0]
+    assert len(told) == 2  # that, and the silence
 
 
 def test_a_record_names_only_so_many() -> None:
@@ -230,6 +233,15 @@ def test_a_record_names_only_so_many() -> None:
     assert len(record["excluded"]) == NAMED
     assert record["excluded_more"] == 7
     assert noted([]) == {}
+    assert exclusions([record | {"round": 0}]) == ["at least 20 clients were excluded, such as 0, 1, 10: why"]
+
+
+def test_few_exclusions_are_told_client_by_client() -> None:
+    records = [{"round": t, **noted([("b", "why")] + [("a", "too long")] * (t == 2))} for t in range(3)]
+    assert exclusions(records) == [
+        "client 'b' was excluded in 3 rounds, last in round 3: why",
+        "client 'a' was excluded in 1 round, last in round 3: too long",
+    ]
 
 
 def test_exclusions_are_in_the_log_and_shown(tmp_path: Path) -> None:

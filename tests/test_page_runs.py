@@ -238,8 +238,13 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_data_without_a_truth_gives_a_sensible_page(hospitals: Path) -> None:
     found = page(hospitals / "runs", "own")
     assert [section.id for section in found.sections] == [
-        "what", "centers", "mixtures", "personal", "cost", "settings", "environment"
+        "what", "centers", "convergence", "mixtures", "personal", "cost", "settings", "environment"
     ]  # fmt: skip
+    centers = blocks(found, Table)["served-table"]
+    assert [row[0].text for row in centers.rows] == ["c0", "c1"]
+    assert all(cell.text for row in centers.rows for cell in row[1:3])
+    course = blocks(found, Figure)["convergence-figure"].panels[0]
+    assert all(list(series.x) == [1, 2] for series in course.series)
     panel = blocks(found, Figure)["mixtures-figure"].panels[0]
     assert [series.name for series in panel.series] == ["c0", "c1"]
     assert [a + b for a, b in zip(panel.series[0].y, panel.series[1].y, strict=True)] == pytest.approx([1.0] * 4)
@@ -260,7 +265,7 @@ def test_without_its_data_a_run_is_reported_without_single_clients(hospitals: Pa
     texts = [b.text for section in found.sections for b in section.blocks if isinstance(b, Text)]
     assert sum("Nothing is shown for single clients" in text for text in texts) == 2
     assert "personal-table" in blocks(found, Table)
-    assert not blocks(found, Figure)
+    assert blocks(found, Figure).keys() == {"convergence-figure"}  # from the log
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -377,7 +377,7 @@ def test_runs_and_federations_say_what_they_are_and_print_no_data() -> None:
     fed = fs.datasets.synthetic(clients=4, seed=1)
     run = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=1)
     assert "4 clients" in repr(fed)
-    assert "regression to 1" in repr(fed)
+    assert "1 target" in repr(fed)
     assert "after 1 rounds" in repr(run)
     assert "tensor" not in repr(run)
 

@@ -34,3 +34,12 @@ def plain(text: object) -> str:
     line = shown(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
     return re.sub(r"^([-+]|\d+\.)(?=\s)", r"\\\1", line)
+
+
+def file_name(text: str) -> str:
+    """For a file: letters, digits and `._-`; all else becomes `-`.
+
+    >>> file_name("../ward 3 <b>")
+    '..-ward-3--b-'
+    """
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)

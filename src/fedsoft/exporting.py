@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedsoft.blend import Blend
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.escape import file_name
 from fedsoft.federation import Federation
 from fedsoft.modelcard import Card, card
 from fedsoft.spec import RunSpec
@@ -126,7 +127,7 @@ def _blends(run: Run, client: SupportsIndex | str | None) -> dict[str, Blend]:
         blend = run.blend(client=client)
         used = blend.shares.abs() > 0
         label = client if isinstance(client, str) else run.federation.names[client]
-        safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in label)
+        safe = file_name(label)
         return {f"client-{safe}": Blend(blend.model, blend.w[used], blend.shares[used])}
     count = len(run.state["centers"])
     if not count:

@@ -87,10 +87,11 @@ class Federation:
     def about(self) -> str:
         """How the data was understood, in a few words."""
         shape, sides = self.shape, "x".join(map(str, self.shape.input))
-        aim = f"{shape.outputs} classes" if shape.task == "classification" else f"regression to {shape.outputs}"
+        some = f"{shape.outputs} target{'s' * (shape.outputs != 1)}"
+        aim = f"{shape.outputs} classes" if shape.task == "classification" else some
         sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
         points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
-        return f"{len(self)} clients, {points} points and {held_out} held out, {sides} to {aim}{sources}"
+        return f"{len(self)} clients, {points} points and {held_out} held out, inputs of {sides}, {aim}{sources}"
 
     @property
     def unscaled(self) -> str | None:

@@ -25,6 +25,8 @@ Diverged = Literal["stop", "drop"]
 
 SLACK = 1e-3  # of a share or a count, for rounding
 FEW = 3  # clients of a cluster that have a median of their own
+SPOKEN = 5  # clients, or reasons, that get a sentence each
+ADVICE = " (lower the learning rate, or scale the data)"
 NAMED = 20  # clients that a round's record names as excluded; of the others it tells how many
 SILENT = 3  # rounds without any answer before it is worth a word
 POINTS = 2**40  # more than anybody has
@@ -224,22 +226,35 @@ def noted(excluded: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def exclusions(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who was not believed over a run, those most often first, a sentence each; and one for silence."""
+    """Who was excluded over a run: a sentence for each client, or for each reason where they are many; and for silence.
+
+    Rounds are counted from 1, as people see them.
+    """
     rounds: dict[str, list[tuple[int, str]]] = {}
     more = sum(record.get("excluded_more", 0) for record in records)
     for record in records:
         for entry in record.get("excluded", []):
-            rounds.setdefault(str(entry["client"]), []).append((record["round"], str(entry["reason"])))
+            rounds.setdefault(str(entry["client"]), []).append((record["round"] + 1, str(entry["reason"])))
     often = sorted(rounds, key=lambda client: (-len(rounds[client]), client))
-    found = []
-    for client in often[:NAMED]:
-        seen = len({t for t, _ in rounds[client]})
-        t, why = rounds[client][-1]
-        found.append(f"client '{client}' was not believed in {seen} round{'s' * (seen > 1)}, last in round {t}: {why}")
-    rest = len(often) - NAMED
-    found += [f"{rest} more clients were not believed"] if rest > 0 else []
-    found += [f"{more} more exclusions are counted without names"] if more else []
+    if len(often) <= SPOKEN and not more:
+        return [_sentence(client, rounds[client]) for client in often] + silence(records)
+    reasons: dict[str, set[str]] = {}
+    for client in often:
+        for _, why in rounds[client]:
+            reasons.setdefault(why, set()).add(client)
+    least = "at least " if more else ""  # a record names some of them only
+    found = [
+        f"{least}{len(who)} client{'s were' if len(who) > 1 else ' was'} excluded, such as "
+        f"{', '.join(sorted(who)[:3])}: {why}{ADVICE if 'not finite' in why else ''}"
+        for why, who in sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))[:SPOKEN]
+    ]
     return found + silence(records)
+
+
+def _sentence(client: str, seen: Sequence[tuple[int, str]]) -> str:
+    count, (t, why) = len({t for t, _ in seen}), seen[-1]
+    advice = ADVICE if "not finite" in why else ""
+    return f"client '{client}' was excluded in {count} round{'s' * (count > 1)}, last in round {t}: {why}{advice}"
 
 
 def silence(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -268,7 +268,8 @@ def statements(told: Mapping[str, Any]) -> list[str]:
     if "counts_epsilon" in told:
         found.append(
             f"counts of points: epsilon = {told['counts_each']:.3g} in each of {told['estimations']} estimations, "
-            f"{told['counts_epsilon']:.3g} in total ({delta}; any one point of a client, against the server)"
+            f"{told['counts_epsilon']:.3g} in total ({delta}; any one point of a client, against the server, for the "
+            "counts alone)"
         )
     if "epsilon" in told:
         how = "clients drawn uniformly without replacement" if told["sampled"] else "nothing gained from draws"

@@ -56,6 +56,8 @@ class Progress:
         self.recent = [*self.recent, record][-max(STANDS, SILENT) :]
         for text in [*exclusions([record]), *standing(self.recent), *silence(self.recent)]:
             what = text.partition(" in ")[0] if text.startswith("client ") else text.partition(":")[0]
+            if " excluded, such as " in what:  # the same reason in every round, with other names
+                what = text.partition(": ")[2]
             if what not in self.told:
                 self.told.add(what)
                 self.console.print(f"warning: after round {self.done} {text}", markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from fedsoft import plugins
 from fedsoft.cli.common import JsonOption, app, out, print_json
 from fedsoft.errors import unknown
 
-LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "presets")
+LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "rules", "attacks", "presets")
 
 
 def _kinds(incomplete: str) -> list[str]:

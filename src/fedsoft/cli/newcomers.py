@@ -12,7 +12,7 @@ import typer
 
 from fedsoft.cli.common import JsonOption, RunArgument, app, err, out, print_json
 from fedsoft.errors import InputError
-from fedsoft.escape import shown
+from fedsoft.escape import file_name, shown
 
 if TYPE_CHECKING:
     from fedsoft.spec import RunSpec
@@ -41,8 +41,9 @@ def adopt(
     level: Annotated[float, typer.Option("--level", help="Of the intervals.")] = 0.9,
     label: LabelOption = None,
     file: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where models and the curve go.")
-    ] = Path("adopted"),
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="For models and the curve; adopted/DATA unless told."),
+    ] = None,
     runs_dir: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -62,9 +63,13 @@ def adopt(
     with err.status("comparing with the clients of the run ..."):
         desk = run.newcomers(lam=lam)
         found = [desk.adopt(x, y, how=how, level=level, name=who) for who, (x, y) in people.items()]  # pyright: ignore[reportArgumentType]
+    file = file or Path("adopted") / file_name(data.stem or "data")
     plain = {"run": title, "newcomers": [one.to_dict() for one in found], "path": str(file)}
     files = {"adopted.json": (json.dumps(plain, indent=1) + "\n").encode()}
-    files |= {f"{one.name}.safetensors": _tensors(run, one) for one in found}
+    for k, one in enumerate(found):
+        label = file_name(one.name)
+        label += f"-{k}" if f"{label}.safetensors" in files else ""  # two names may become the same
+        files[f"{label}.safetensors"] = _tensors(run, one)
     learnt = None
     if curve:
         learnt = _curve(run, desk, people, repeats)

@@ -147,7 +147,8 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
             damaged = known if _is_damaged(known, say) else None
         if damaged is None and known.scores() is not None:
             carry_on(known, Stage(**share))  # complains when the data is not that of the run
-            err.print(f"{path.name} was finished before: shown as saved (--again runs it anew)", markup=False)
+            told = f"{path.name} was finished before: shown as saved ('fedsoft run ... --again' plays it anew)"
+            err.print(told, markup=False)
             with contextlib.suppress(StoreError):  # who may only read need not draw
                 _draw(known)
             return known

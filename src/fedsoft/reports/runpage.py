@@ -29,6 +29,7 @@ from fedsoft.reports.page import (
     Text,
     Verdict,
 )
+from fedsoft.reports.served import served, served_course
 from fedsoft.reports.tables import best_centers, withheld_centers
 
 UNKNOWN = "The sources of this data are not known, so the centers are not scored against them."
@@ -117,7 +118,8 @@ def _warnings(group: Group) -> list[Block]:
 def _centers(group: Group) -> list[Block]:
     scores = group.first.scores
     if not scores["centers"]:
-        return [Text(UNKNOWN)] if not scores["sources"] else [Text("This method has no centers.")]
+        unknown: list[Block] = [*served(group), Text(UNKNOWN)]
+        return unknown if not scores["sources"] else [Text("This method has no centers.")]
     if len(group.runs) == 1:
         return [_center_table(group)]
     blocks: list[Block] = [_best_table(group)]
@@ -229,7 +231,7 @@ def _convergence(group: Group) -> list[Block]:
     runs = group.runs
     length = min(len(run.records) for run in runs)
     if not length or not all(run.records[0].get("centers") for run in runs):
-        return []
+        return served_course(group.first)
     averaged = len(runs) > 1 and _one_to_one(group)
     shown = [*runs] if averaged else [group.first]
     sources = group.first.scores["sources"]
