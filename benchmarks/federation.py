@@ -1,9 +1,9 @@
 """What an ask costs on four Flower nodes, with the resident worker and without, and how it grows with clients.
 
-    python -m benchmarks.federation [--clients 100,1000,10000]
+    python -m benchmarks.federation [--clients 100,1000] [--K 10]
 
 For each way one short run of FedSoft on loopback: seconds and bytes per ask, from the log of messages and of rounds.
-Everybody takes part in every round. Run it when the machine has nothing else to do.
+Run it when the machine has nothing else to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsoft.spec import read
 NODES, ROUNDS = 4, 6
 
 
-def measure(folder: Path, clients: int, worker: bool) -> dict[str, float]:
+def measure(folder: Path, clients: int, K: str, worker: bool) -> dict[str, float]:
     """One run."""
     federation = Loopback(folder / "federation")
     federation.prepare(NODES)
@@ -32,7 +32,7 @@ def measure(folder: Path, clients: int, worker: bool) -> dict[str, float]:
             if worker:
                 federation.start_worker(k)
             federation.start_supernode(k, worker=worker)
-        changes = [f"rounds={ROUNDS}", "K=all", f"dataset.clients={clients}", "dataset.points=[50, 100]"]
+        changes = [f"rounds={ROUNDS}", f"K={K}", f"dataset.clients={clients}"]
         spec = read("synthetic-10-90", changes)
         run, _ = follow(federation, spec, folder / "run", Stage())
     finally:
@@ -53,13 +53,15 @@ def measure(folder: Path, clients: int, worker: bool) -> dict[str, float]:
 def main() -> None:
     """Measure, and print one line for each way."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--clients", default="100,1000", help="how many, for runs with the worker")
-    sizes = [int(size) for size in parser.parse_args().clients.split(",")]
+    parser.add_argument("--clients", default="100", help="how many, for runs with the worker")
+    parser.add_argument("--K", default="10", help="clients drawn for each center, or all")
+    told = parser.parse_args()
+    sizes = [int(size) for size in told.clients.split(",")]
     for clients, worker in [(sizes[0], False), *((size, True) for size in sizes)]:
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), clients, worker)
-        told = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-        print(f"{clients} clients, {'with' if worker else 'without'} the resident worker: {told}", flush=True)
+            found = measure(Path(folder), clients, told.K, worker)
+        text = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+        print(f"{clients} clients, {'with' if worker else 'without'} the resident worker: {text}", flush=True)
 
 
 if __name__ == "__main__":
