@@ -427,3 +427,17 @@ def test_a_report_says_so_and_has_no_numbers_for_it(tmp_path: Path) -> None:
     changes = ["dataset.clients=20", "K=8", "rounds=1", "privacy.floor=19.5"]
     folder, _ = execute(spec.read("synthetic-10-90", changes), tmp_path / "run", Stage())
     assert all(math.isnan(value) for row in _finished(folder).scores["centers"] for value in row)
+
+
+def test_a_report_has_no_courses_of_it(tmp_path: Path) -> None:
+    from fedsoft.reports.webpage import report
+
+    changes = ["dataset.clients=20", "K=8", "rounds=3"]
+    for name, floor in (("open", 0), ("closed", 19.5)):
+        wanted = spec.read("synthetic-10-90", [*changes, *([f"privacy.floor={floor}"] if floor else [])])
+        execute(wanted, tmp_path / "runs" / name, Stage())
+        report([str(tmp_path / "runs" / name)], tmp_path / "runs", tmp_path / f"{name}.html")
+    pages = {name: (tmp_path / f"{name}.html").read_text("utf-8") for name in ("open", "closed")}
+    assert "convergence-figure" in pages["open"]
+    assert "convergence-figure" not in pages["closed"]
+    assert "Courses are left out" in pages["closed"]

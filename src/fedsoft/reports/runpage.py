@@ -232,6 +232,8 @@ def _convergence(group: Group) -> list[Block]:
     length = min(len(run.records) for run in runs)
     if not length or not all(run.records[0].get("centers") for run in runs):
         return served_course(group.first)
+    if any(withheld_centers(run.spec, run.records) for run in runs):
+        return [Text("Courses are left out: a center is not published (privacy.floor).")]
     averaged = len(runs) > 1 and _one_to_one(group)
     shown = [*runs] if averaged else [group.first]
     sources = group.first.scores["sources"]
