@@ -62,3 +62,16 @@ def problem(model: Model, data: ClientData, prox: Prox | None = None, point_weig
 def random_stack(model: Model, m: int, seed: int = 0) -> Tensor:
     """m models in float64, each drawn on its own."""
     return torch.stack([model.draw(np.random.default_rng([seed, i])) for i in range(m)]).double()
+
+
+class Held:
+    """Replies in memory, as `contract.Rows`."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def gather(self) -> Tensor:
+        return self.values
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return torch.tensordot(weights.double(), self.values.double(), 1)

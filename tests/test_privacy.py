@@ -26,6 +26,7 @@ from fedsoft.privacy import HiddenRows, Privacy, centers_epsilon, gaussian_epsil
 from fedsoft.runs import Stage, carry_on, execute
 from fedsoft.seeds import generator
 from fedsoft.store import RunFolder
+from tests.helpers import Held
 
 pytest.importorskip("dp_accounting", reason='needs an accountant: pip install "fedsoft[privacy]"')
 
@@ -223,19 +224,6 @@ def test_records_tell_what_was_spent_so_far() -> None:
 
 
 # --- centers ----------------------------------------------------------------------------------------------------------
-
-
-class Held:
-    """Models in memory."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def gather(self) -> Tensor:
-        return self.values
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        return weights.double() @ self.values.double()
 
 
 def mean_of(w: Tensor, drawn: Tensor, old: Tensor, members: int, clip: float = 1.0, noise: float = 0.0) -> Tensor:

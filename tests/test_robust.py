@@ -16,6 +16,7 @@ import fedsoft as fs
 from fedsoft.contract import Answer
 from fedsoft.robust import RobustRows, Rule, guarded, median, squared_distances, trimmed_mean
 from fedsoft.vault import Budget, Vault
+from tests.helpers import Held
 
 
 def rows(*values: list[float]) -> Tensor:
@@ -24,19 +25,6 @@ def rows(*values: list[float]) -> Tensor:
 
 def equal(m: int) -> Tensor:
     return torch.full((m,), 1 / m, dtype=torch.float64)
-
-
-class Held:
-    """Replies in memory."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def gather(self) -> Tensor:
-        return self.values
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights.double(), self.values.double(), 1)
 
 
 FIVE = rows([1, 10], [2, 20], [3, -5], [4, 0], [100, 30])

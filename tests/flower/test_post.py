@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"')
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsoft.engines.flower import serverapp
 from fedsoft.engines.flower.clientapp import RECORD
 from fedsoft.engines.flower.serverapp import GridPost
 
+from .grids import OwnGrid
 
-class Behind(Grid):
+
+class Behind(OwnGrid):
     """One node that sends each reply only when the next message comes; and one that does not."""
 
     def __init__(self) -> None:
@@ -28,21 +28,8 @@ class Behind(Grid):
         self.sent: dict[str, Message] = {}
         self.kinds: list[tuple[int, str]] = []
 
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
     def get_node_ids(self) -> Iterable[int]:
         return [1, 2]
-
-    def get_nodes(self) -> Any:
-        raise NotImplementedError
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         keys = []
@@ -61,9 +48,6 @@ class Behind(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.sent.pop(key) for key in message_ids if key in self.sent]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
 
 def test_a_node_that_is_one_message_behind_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:

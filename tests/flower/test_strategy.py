@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsoft.engines.flower.strategy import FedSoftStrategy, join, proximal, split, votes
+
+from .grids import OwnGrid
 
 LAM = 0.5
 # Points of four clients: they come from around 0 and around 10, in different shares.
@@ -65,33 +65,14 @@ def _in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
 
 
-class Here(Grid):
+class Here(OwnGrid):
     """All nodes in this process."""
 
     def __init__(self, silent: set[int] | None = None, spoilt: dict[int, float] | None = None) -> None:
         self.silent, self.spoilt = silent or set(), spoilt or {}
 
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
     def get_node_ids(self) -> Iterable[int]:
         return list(POINTS)
-
-    def get_nodes(self) -> Any:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = []
