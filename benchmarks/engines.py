@@ -23,9 +23,10 @@ from rich.table import Table
 
 import fedsoft as fs
 from benchmarks.machine import describe
-from fedsoft import engines, spec
+from fedsoft import engines
 from fedsoft.engines.ray import RayEngine
-from fedsoft.runs import Stage, build
+from fedsoft.runs import spec
+from fedsoft.runs.stage import Stage, build
 from fedsoft.simulate import Engine
 from fedsoft.threads import one_thread
 from fedsoft.training import prepare

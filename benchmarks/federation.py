@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fedsoft.engines.flower.drive import follow
 from fedsoft.engines.flower.loopback import Loopback
-from fedsoft.runs import Stage
-from fedsoft.spec import read
+from fedsoft.runs.spec import read
+from fedsoft.runs.stage import Stage
 
 NODES, ROUNDS = 4, 6
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import fedsoft as fs
 from benchmarks.reliability import table
-from fedsoft.privacy import Privacy, noise_for
+from fedsoft.trust.privacy import Privacy, noise_for
 
 DELTA = 1e-5
 EPSILONS = (math.inf, 1e6, 100.0, 30.0, 10.0, 3.0, 1.0)  # the first: nothing done; the second: as good as no noise

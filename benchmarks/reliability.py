@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import fedsoft as fs
-from fedsoft import absence, plugins
+from fedsoft import plugins
 from fedsoft.seeds import generator
+from fedsoft.trust import absence
 
 RULES: dict[str, dict[str, Any] | None] = {
     "mean": None, "guard": None, "median": {}, "trimmed": {"share": 0.35}, "krum": {"share": 0.35, "multi": False},

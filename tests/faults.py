@@ -243,14 +243,15 @@ KEEP = 2
 
 @functools.cache
 def chosen_run() -> Any:
-    from fedsoft import spec
+    from fedsoft.runs import spec
 
     return spec.read("synthetic-10-90", CHANGES)
 
 
 def carry_out(out: Path) -> None:
     """The run, through the library."""
-    from fedsoft.runs import Stage, execute
+    from fedsoft.runs.execution import execute
+    from fedsoft.runs.stage import Stage
 
     chosen = chosen_run()
     execute(chosen, out / chosen.id, Stage(workers=1, keep=KEEP))
@@ -298,7 +299,7 @@ def in_child(work: Callable[[], int], said: Path) -> int:
 
 def outcome(out: Path) -> dict[str, Any]:
     """What a finished run consists of, without times."""
-    from fedsoft.store import list_runs
+    from fedsoft.runs.finding import list_runs
 
     (folder,) = list_runs(out)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in folder.records()]
@@ -311,10 +312,10 @@ def faults(root: Path, kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Every fault of these kinds at every operation, and what became of it."""
     import torch
 
-    from fedsoft import runs
+    from fedsoft.runs import execution
 
     torch.set_num_threads(1)
-    runs.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
+    execution.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
     (root / "whole").mkdir(parents=True)
     audited: set[str] = set()
     counting = Disk(root / "whole")

@@ -18,8 +18,9 @@ from fedsoft import plugins
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Site
 from fedsoft.host import Host
-from fedsoft.runs import Stage, execute
-from fedsoft.spec import RunSpec
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 from fedsoft.training import Limit, Run, play, prepare
 
 NAMES = plugins.names("algorithms")
@@ -65,7 +66,7 @@ def fitted(name: str, fed: fs.Federation | None = None, rounds: int = ROUNDS, **
 
 def outcome(run: Run) -> dict[str, Tensor]:
     """Everything that a run leaves behind, and what it predicts for everybody."""
-    simulation = run.simulation
+    simulation = run.engine
     with torch.no_grad():
         scores = simulation.personal_scores(run.state, run.federation.train)
     left = {f"state {key}": value for key, value in run.state.items()}

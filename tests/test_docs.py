@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import spec
+from fedsoft.runs import spec
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

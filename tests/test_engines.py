@@ -13,10 +13,12 @@ import fedsoft as fs
 from fedsoft import engines
 from fedsoft.contract import State
 from fedsoft.errors import WorkerLost
-from fedsoft.runs import Stage, execute
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 from fedsoft.simulate import Simulation
-from fedsoft.spec import RunSpec
-from fedsoft.training import PATIENCE, Run
+from fedsoft.training import Run
+from fedsoft.training.rounds import PATIENCE
 
 SPEC = RunSpec.from_dict({
     "rounds": 4, "algorithm": {"name": "ditto", "K": 3}, "model": "linear", "local": {"name": "sgd", "lr": 0.01},
@@ -62,7 +64,7 @@ def test_local_is_this_process_and_a_factory_is_taken_as_it_is() -> None:
     assert engines.find("local") is Simulation
     mine = fragile()
     assert engines.find(mine) is mine
-    assert isinstance(fitted(engine=mine).simulation, Fragile)
+    assert isinstance(fitted(engine=mine).engine, Fragile)
 
 
 def test_an_engine_that_does_not_exist() -> None:
@@ -95,11 +97,11 @@ def test_fit_goes_on_after_a_loss_to_the_same_bits_and_tells_each_round_once() -
     told: list[int] = []
     run = fitted(engine=fragile(1, 3, 3), on_round=lambda record: told.append(record["round"]))
     plain = fitted()
-    assert isinstance(run.simulation, Fragile)
-    assert run.simulation.mended == 3
+    assert isinstance(run.engine, Fragile)
+    assert run.engine.mended == 3
     assert told == [0, 1, 2, 3]
     assert torch.equal(run.state["centers"], plain.state["centers"])
-    assert torch.equal(run.simulation.memory["w"], plain.simulation.memory["w"])
+    assert torch.equal(run.engine.memory["w"], plain.engine.memory["w"])
 
 
 def test_a_saved_run_goes_on_after_a_loss_to_the_same_bits(tmp_path: Path) -> None:

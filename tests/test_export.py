@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedsoft as fs
-from fedsoft.blend import Blend
+from fedsoft.centers.blend import Blend
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.exporting import layers_of
 from tests.helpers import class_clients, regression_clients

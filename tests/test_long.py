@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsoft import spec
 from fedsoft.engines.flower import journal
-from fedsoft.runs import Stage, execute
+from fedsoft.runs import spec
+from fedsoft.runs.execution import execute
+from fedsoft.runs.stage import Stage
 from fedsoft.training import Record
 from tests.flower import places
 

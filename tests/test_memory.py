@@ -11,8 +11,9 @@ import pytest
 CODE = """
 import sys
 from pathlib import Path
-from fedsoft import spec
-from fedsoft.runs import Stage, execute
+from fedsoft.runs import spec
+from fedsoft.runs.stage import Stage
+from fedsoft.runs.execution import execute
 
 def peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

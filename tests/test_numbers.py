@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import spec
-from fedsoft.compare import compare
 from fedsoft.reports import comparison as report
-from fedsoft.runs import Stage, carry_on, execute
-from fedsoft.store import RunFolder
+from fedsoft.runs import spec
+from fedsoft.runs.execution import carry_on, execute
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.stage import Stage
+from fedsoft.studies.compare import compare
 
 ALGORITHMS = [fs.FedSoft(S=2, K=8), fs.IFCA(S=2), fs.FedEM(S=2), fs.FedRoute(S=2), fs.FedAvg(), fs.Ditto()]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
@@ -124,7 +125,7 @@ def test_no_pull_and_an_enormous_one(lam: float, solver: Any) -> None:
     if isinstance(solver, fs.Exact) and lam:
         pulled = run.state["u"].double() / run.state["u"].double().sum(1, keepdim=True)
         before = fit(fs.FedSoft(S=2, lam=lam), pairs, local=solver, rounds=3).state["centers"].double()
-        torch.testing.assert_close(run.simulation.memory["w"].double(), pulled @ before, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(run.engine.memory["w"].double(), pulled @ before, rtol=1e-2, atol=1e-2)
 
 
 def test_an_enormous_pull_with_plain_steps_diverges_and_says_so() -> None:

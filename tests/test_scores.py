@@ -212,7 +212,7 @@ def test_a_run_is_scored_by_its_own_centers_and_weights() -> None:
     assert run.history[-1]["centers"] == scores.centers
     x, y = fed.held_out.client(4)
     own = float(((run.predict(x, client=4) - y) ** 2).mean())
-    errors = run.simulation.personal_scores(run.state, fed.held_out)
+    errors = run.engine.personal_scores(run.state, fed.held_out)
     assert float(errors[4]) == pytest.approx(own, rel=1e-5)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.absence import dropout
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.federation import Federation, Truth
 from fedsoft.simulate import Simulation
+from fedsoft.trust.absence import dropout
 from fedsoft.vault import Vault
 from tests.helpers import federation, regression_clients
 

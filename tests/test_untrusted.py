@@ -22,16 +22,20 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import fedsoft as fs
-from fedsoft import formats, spec
 from fedsoft.cli import app
 from fedsoft.cli.common import Terminal, print_json
 from fedsoft.datasets.folder import folder
 from fedsoft.errors import FedsoftError, InputError, StoreError
 from fedsoft.escape import plain, shown
+from fedsoft.images import formats
 from fedsoft.reports.tables import run_view, runs_table
 from fedsoft.reports.webpage import report
-from fedsoft.runs import Stage, execute, place
-from fedsoft.store import RunFolder, list_runs, write_folder
+from fedsoft.runs import spec
+from fedsoft.runs.disk import write_folder
+from fedsoft.runs.execution import execute, place
+from fedsoft.runs.finding import list_runs
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.stage import Stage
 from fedsoft.tensorfile import opened
 
 SMALL = ["clients=4", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "rounds=1", "local.name=sgd"]

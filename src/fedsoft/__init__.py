@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsoft import algorithms, attacks, datasets, models, partitions, rules, solvers
-    from fedsoft.adoption import Adopted
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -34,16 +33,17 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
     from fedsoft.algorithms.pfedme import pFedMe
-    from fedsoft.choosing import choose
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exporting import export
     from fedsoft.federation import Federation
-    from fedsoft.privacy import Privacy
-    from fedsoft.runs import load
+    from fedsoft.newcomers.adoption import Adopted
+    from fedsoft.runs.execution import load
     from fedsoft.solvers.adam import Adam
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
+    from fedsoft.studies.choosing import choose
     from fedsoft.training import Run, fit
+    from fedsoft.trust.privacy import Privacy
 
 __version__ = "0.1.0"
 
@@ -51,9 +51,9 @@ __version__ = "0.1.0"
 _PACKAGES = ("algorithms", "attacks", "datasets", "models", "partitions", "rules", "solvers")
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
-    "Federation": "federation", "Run": "training", "fit": "training", "load": "runs",
-    "export": "exporting", "Adopted": "adoption", "choose": "choosing",
-    "Privacy": "privacy",
+    "Federation": "federation", "Run": "training", "fit": "training", "load": "runs.execution",
+    "export": "exporting", "Adopted": "newcomers.adoption", "choose": "studies.choosing",
+    "Privacy": "trust.privacy",
 }  # fmt: skip
 
 __all__ = [

@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import save as safe_bytes
 from torch import Tensor, nn
 
-from fedsoft.blend import Blend
+from fedsoft.centers.blend import Blend
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import file_name
 from fedsoft.federation import Federation
 from fedsoft.modelcard import Card, card
-from fedsoft.spec import RunSpec
-from fedsoft.store import write_folder
+from fedsoft.runs.disk import write_folder
+from fedsoft.runs.spec import RunSpec
 from fedsoft.threads import one_thread
 from fedsoft.training import Run
 

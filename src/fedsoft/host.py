@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Hide, Ids, Reply, Site, State, is_job, rows_of
 from fedsoft.errors import DivergedError, InputError, StoreError, advice, unknown
-from fedsoft.guards import Care, Facts, Guards, blank, merged
 from fedsoft.local import Solver, Work
 from fedsoft.machine import check_workers, cores, memory_size
 from fedsoft.model import Model
-from fedsoft.privacy import hidden_shares
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks, Form
 from fedsoft.threads import in_order
+from fedsoft.trust.attack import Attack
+from fedsoft.trust.guards import Care, Facts, Guards, blank, merged
+from fedsoft.trust.privacy import hidden_shares
 from fedsoft.vault import Budget, Vault
 
 R = TypeVar("R")

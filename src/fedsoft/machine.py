@@ -1,10 +1,15 @@
-"""What this machine has to offer: cores and memory."""
+"""What this machine has to offer, and what it is: cores, memory, versions."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fedsoft.errors import InputError
 
@@ -55,3 +60,16 @@ def available() -> int:
         return max(0, min(free, limit - int(taken["anon"])))
     except (OSError, KeyError, ValueError):
         return free
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a run was made."""
+    packages = {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "packages": packages,
+    }

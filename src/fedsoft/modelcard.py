@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsoft.blend import Blend
+from fedsoft.centers.blend import Blend
 from fedsoft.escape import plain
-from fedsoft.privacy import statements
+from fedsoft.machine import environment
+from fedsoft.runs.spec import RunSpec
 from fedsoft.scores import Scores
-from fedsoft.spec import RunSpec
-from fedsoft.store import environment
 from fedsoft.training import Run
+from fedsoft.trust.privacy import statements
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _output(about: Card) -> str:
 
 
 def _training(about: Card) -> str:
-    run, simulation = about.run, about.run.simulation
+    run, simulation = about.run, about.run.engine
     here = environment()
     packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())
     told = statements(run.history[-1].get("privacy", {}) if run.history else {})

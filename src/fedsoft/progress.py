@@ -9,11 +9,11 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
-from fedsoft.collapse import STANDS, standing
-from fedsoft.drift import changes
-from fedsoft.guards import SILENT, exclusions, silence
+from fedsoft.centers.collapse import STANDS, standing
+from fedsoft.centers.drift import changes
 from fedsoft.reports.tables import duration
-from fedsoft.spec import RunSpec
+from fedsoft.runs.spec import RunSpec
+from fedsoft.trust.guards import SILENT, exclusions, silence
 
 LOG_EVERY = 5.0  # seconds between lines where nobody watches
 

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedsoft.absence import Absent
-from fedsoft.attack import Attack
-from fedsoft.blend import Blend, blend_of
+from fedsoft.centers.blend import Blend, blend_of
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Rows, Site, State, rows_of
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
-from fedsoft.guards import Care, Facts, Guards, noted, without
 from fedsoft.host import Cost, Host, Room, check_job, size_of
 from fedsoft.local import Solver, Work
 from fedsoft.model import Model
-from fedsoft.privacy import HiddenRows, Privacy, hidden
-from fedsoft.robust import Rule, guarded
 from fedsoft.seeds import generator
 from fedsoft.tensorfile import Blocks
+from fedsoft.trust.absence import Absent
+from fedsoft.trust.attack import Attack
+from fedsoft.trust.guards import Care, Facts, Guards, noted, without
+from fedsoft.trust.privacy import HiddenRows, Privacy, hidden
+from fedsoft.trust.robust import Rule, guarded
 from fedsoft.vault import ClientRows, Vault
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
 from fedsoft.training import Run, prepare
@@ -54,7 +54,7 @@ def test_two_steps_of_two_clients_by_hand() -> None:
             mix[k] = alpha[k] * v[k] + (1 - alpha[k]) * w[k]
         c = (3 * w[0] + 1 * w[1]) / 4
     assert alpha[0] != pytest.approx(0.4, abs=1e-3)
-    memory = run.simulation.memory
+    memory = run.engine.memory
     assert memory["alpha"].flatten().tolist() == pytest.approx(alpha)
     assert memory["v"].flatten().tolist() == pytest.approx(v)
     assert memory["w"].flatten().tolist() == pytest.approx(mix)
@@ -64,8 +64,8 @@ def test_two_steps_of_two_clients_by_hand() -> None:
 def test_the_personal_model_is_the_mix_with_the_clients_own_w() -> None:
     # After one round of one client, its own w is the new center; the mix with the old one would be another model.
     run = fitted(fs.APFL(adapt=False, alpha=0.3), TWO[:1], 1)
-    v, c = run.simulation.memory["v"], run.state["centers"]
-    assert torch.allclose(run.simulation.memory["w"], 0.3 * v + 0.7 * c, atol=1e-12)
+    v, c = run.engine.memory["v"], run.state["centers"]
+    assert torch.allclose(run.engine.memory["w"], 0.3 * v + 0.7 * c, atol=1e-12)
     assert torch.allclose(run.predict(TWO[0][0], client=0), TWO[0][0] @ (0.3 * v + 0.7 * c)[0], atol=1e-12)
 
 
@@ -84,8 +84,8 @@ def test_with_alpha_0_the_personal_model_is_the_w_of_fedavg() -> None:
     for k, pair in enumerate(regression_clients()):
         mixed = fitted(fs.APFL(alpha=0, adapt=False), [pair], 3)
         plain = fitted(fs.FedAvg(), [pair], 3)
-        assert torch.allclose(mixed.simulation.memory["w"], plain.state["centers"], atol=1e-12), k
-        assert torch.equal(mixed.simulation.memory["v"], fitted(fs.FedAvg(), [pair], 0).state["centers"])
+        assert torch.allclose(mixed.engine.memory["w"], plain.state["centers"], atol=1e-12), k
+        assert torch.equal(mixed.engine.memory["v"], fitted(fs.FedAvg(), [pair], 0).state["centers"])
 
 
 def local_training(rounds: int, K: int) -> Simulation:
@@ -105,20 +105,20 @@ def local_training(rounds: int, K: int) -> Simulation:
 def test_with_alpha_1_the_personal_model_is_trained_locally() -> None:
     run = fitted(fs.APFL(K=3, alpha=1, adapt=False), regression_clients(), 4)
     expected = local_training(4, 3).memory["w"]
-    assert torch.allclose(run.simulation.memory["v"], expected, atol=1e-12)
-    assert torch.allclose(run.simulation.memory["w"], expected, atol=1e-12)
+    assert torch.allclose(run.engine.memory["v"], expected, atol=1e-12)
+    assert torch.allclose(run.engine.memory["w"], expected, atol=1e-12)
 
 
 def test_alpha_stays_when_it_is_not_adapted() -> None:
     run = fitted(fs.APFL(alpha=0.3, adapt=False), regression_clients(), 3)
-    assert run.simulation.memory["alpha"].flatten().tolist() == [0.3] * 8
+    assert run.engine.memory["alpha"].flatten().tolist() == [0.3] * 8
 
 
 def test_alpha_is_clipped() -> None:
     run = fitted(fs.APFL(alpha_lr=1e6), regression_clients(), 3)
-    alpha = run.simulation.memory["alpha"]
+    alpha = run.engine.memory["alpha"]
     assert bool(((alpha == 0) | (alpha == 1)).all())
-    assert bool(torch.isfinite(run.simulation.memory["w"]).all())
+    assert bool(torch.isfinite(run.engine.memory["w"]).all())
 
 
 def test_a_client_unlike_the_others_turns_to_its_local_model() -> None:
@@ -129,7 +129,7 @@ def test_a_client_unlike_the_others_turns_to_its_local_model() -> None:
         x = torch.from_numpy(rng.standard_normal((20, 2)))
         pairs.append((x, x @ torch.tensor([1.0, 2.0] if k < 9 else [-3.0, -2.0]).double()))
     run = fitted(fs.APFL(alpha_lr=0.05), pairs, 40, fs.SGD(lr=0.02, epochs=1, batch=10))
-    alpha, (x, y) = run.simulation.memory["alpha"].flatten(), pairs[9]
+    alpha, (x, y) = run.engine.memory["alpha"].flatten(), pairs[9]
     assert float(alpha[9]) > 0.75 > float(alpha[:9].mean())
     personal, center = (((run.predict(x, **who) - y) ** 2).mean() for who in ({"client": 9}, {"center": 0}))
     assert float(personal) < float(center) / 100
@@ -187,9 +187,9 @@ def test_a_run_equals_the_specification() -> None:
     start = run.model.draw(generator(SEED, "center", 0)).double()
     c, mixes, local, alphas = specification(pairs, start, 3, 0.1, 8)
     assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["w"], mixes, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["v"], local, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["alpha"][:, 0], alphas, atol=1e-9)
+    assert torch.allclose(run.engine.memory["w"], mixes, atol=1e-9)
+    assert torch.allclose(run.engine.memory["v"], local, atol=1e-9)
+    assert torch.allclose(run.engine.memory["alpha"][:, 0], alphas, atol=1e-9)
     assert float(alphas.std()) > 0.01
 
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.algorithms.cfl import second_half
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
-from fedsoft.runs import Stage, execute
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
-from fedsoft.spec import RunSpec
 from fedsoft.training import Limit, Run, play, prepare
 from tests.helpers import Pairs, federation, regression_clients
 

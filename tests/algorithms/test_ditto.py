@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Run, prepare
 from tests.helpers import RAGGED, Pairs, federation, regression_clients
@@ -42,7 +42,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
     w = [products[k] / squares[k] for k in range(2)]
     v = [(products[k] + lam * c) / (squares[k] + lam) for k in range(2)]
     assert float(run.state["centers"]) == pytest.approx((3 * w[0] + 1 * w[1]) / 4)
-    assert run.simulation.memory["w"].flatten().tolist() == pytest.approx(v)
+    assert run.engine.memory["w"].flatten().tolist() == pytest.approx(v)
 
 
 def test_the_pull_is_towards_the_center_received_not_the_trained_one() -> None:
@@ -53,7 +53,7 @@ def test_the_pull_is_towards_the_center_received_not_the_trained_one() -> None:
         v = c
         for _ in range(2):
             v = v - lr * (gradient(v, x, y) + lam * (v - c))
-        assert torch.allclose(run.simulation.memory["w"][k], v, atol=1e-12)
+        assert torch.allclose(run.engine.memory["w"][k], v, atol=1e-12)
 
 
 # --- limiting cases ---------------------------------------------------------------------------------------------------
@@ -74,22 +74,22 @@ def test_without_the_pull_personal_models_are_trained_locally() -> None:
     )  # fmt: skip
     with torch.no_grad():
         state = local.start()
-        local.memory["w"] = fitted(fs.Ditto(), regression_clients(), 0).simulation.memory["w"].clone()
+        local.memory["w"] = fitted(fs.Ditto(), regression_clients(), 0).engine.memory["w"].clone()
         for t in range(4):
             state, _ = local.round(state, t)
-    assert torch.allclose(ditto.simulation.memory["w"], local.memory["w"], atol=1e-12)
+    assert torch.allclose(ditto.engine.memory["w"], local.memory["w"], atol=1e-12)
 
 
 def test_without_the_pull_and_solved_exactly_they_are_local_least_squares() -> None:
     run = fitted(fs.Ditto(lam=0), regression_clients(), 1, fs.Exact())
     for k, (x, y) in enumerate(regression_clients()):
         least = np.linalg.lstsq(x.numpy(), y.numpy())[0]
-        assert run.simulation.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
+        assert run.engine.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
 
 
 def test_under_an_overwhelming_pull_personal_models_are_the_center_received() -> None:
     before, run = (fitted(fs.Ditto(lam=1e8), regression_clients(), rounds, fs.Exact()) for rounds in (1, 2))
-    assert torch.allclose(run.simulation.memory["w"], before.state["centers"].expand(8, -1), atol=1e-6)
+    assert torch.allclose(run.engine.memory["w"], before.state["centers"].expand(8, -1), atol=1e-6)
     assert not torch.allclose(run.state["centers"], fitted(fs.Ditto(), regression_clients(), 0).state["centers"])
 
 
@@ -135,7 +135,7 @@ def test_a_run_equals_the_specification() -> None:
     run = fitted(fs.Ditto(K=3, lam=0.8), pairs, 5)
     c, personal = specification(pairs, run.model.draw(generator(SEED, "center", 0)).double(), 3, 0.8, 5)
     assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["w"], personal, atol=1e-9)
+    assert torch.allclose(run.engine.memory["w"], personal, atol=1e-9)
 
 
 # --- who answers, and what it costs -----------------------------------------------------------------------------------

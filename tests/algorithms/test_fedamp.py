@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Run
 from tests.helpers import Pairs, federation, regression_clients
@@ -119,7 +119,7 @@ def test_without_the_pull_everybody_trains_alone() -> None:
 def test_under_an_overwhelming_pull_a_model_is_its_mean() -> None:
     pairs, usual = regression_clients(), {"alpha": 0.5, "sigma": 5.0}
     w = fitted(pairs, 1, lam=1.0, **usual).state["w_k"]
-    simulation = fitted(pairs, 0, lam=1e9, **usual).simulation
+    simulation = fitted(pairs, 0, lam=1e9, **usual).engine
     with torch.no_grad():
         state, _ = simulation.round({"centers": w[:0], "w_k": w}, 1)
     assert torch.allclose(state["w_k"], fs.FedAMP(alpha=0.5, sigma=5.0).attention(w, np.arange(8)) @ w, atol=1e-6)
@@ -142,7 +142,7 @@ def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
     run = fitted(regression_clients(), 3, K=4, sigma=5.0)
     assert run.state["centers"].shape == (0, 3)
     assert run.weights is None
-    assert torch.equal(run.state["w_k"], run.simulation.memory["w"])
+    assert torch.equal(run.state["w_k"], run.engine.memory["w"])
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------

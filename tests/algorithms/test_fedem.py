@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.model import Builder
 from fedsoft.seeds import generator
 from fedsoft.training import Run, prepare
@@ -72,7 +72,7 @@ def test_one_client_solved_exactly_is_textbook_em(S: int, rounds: int) -> None:
     x, y = mixture_data(90, 3, S, seed=S)
     run = fitted(fs.FedEM(S=S), [(x, y)], rounds)
     pi, theta, s2 = textbook_em(x.numpy(), y.numpy(), drawn_centers(run, S), rounds)
-    assert run.simulation.memory["pi"][0].numpy() == pytest.approx(pi, abs=1e-9)
+    assert run.engine.memory["pi"][0].numpy() == pytest.approx(pi, abs=1e-9)
     assert run.state["u"][0].numpy() == pytest.approx(pi, abs=1e-9)
     assert run.state["centers"].numpy() == pytest.approx(theta, abs=1e-8)
     assert float(run.state["s2"]) == pytest.approx(s2, abs=1e-9)
@@ -156,8 +156,8 @@ def test_rounds_equal_the_plain_loop(scale: Literal["estimated", "fixed"], K: in
     run = fitted(fs.FedEM(S=3, K=K, scale=scale), pairs, rounds, SGD, seed=seed)
     c, pi, s2 = plain_loop(pairs, drawn_centers(run, 3, seed), K, rounds, seed, scale)
     assert run.state["centers"].numpy() == pytest.approx(c, abs=1e-9)
-    assert run.simulation.memory["pi"].numpy() == pytest.approx(pi, abs=1e-9)
-    assert torch.equal(run.state["u"], run.simulation.memory["pi"])
+    assert run.engine.memory["pi"].numpy() == pytest.approx(pi, abs=1e-9)
+    assert torch.equal(run.state["u"], run.engine.memory["pi"])
     assert float(run.state["s2"]) == pytest.approx(s2, abs=1e-9)
     assert [record["selected"] for record in run.history] == [K] * rounds
     assert np.abs(c - drawn_centers(run, 3, seed)).max() > 0.01
@@ -179,7 +179,7 @@ def test_every_point_has_responsibilities_of_its_own_other_than_a_whole_batch() 
     c, x, y = drawn_centers(run, 2), HALVES[0][0].numpy(), HALVES[0][1].numpy()
     q = responsibilities(x, y, np.full(2, 0.5), c, 0.5)
     theta = np.array([weighted_least_squares(x, y, q[:, s]) for s in range(2)])
-    assert run.simulation.memory["pi"][0].numpy() == pytest.approx(q.mean(0), abs=1e-12)
+    assert run.engine.memory["pi"][0].numpy() == pytest.approx(q.mean(0), abs=1e-12)
     assert run.state["centers"].numpy() == pytest.approx(theta, abs=1e-9)
     assert float(run.state["centers"].abs().min()) > 1
     # The wrong version: the loss of the batch decides for all its points alike. Both centers would be the same, at 0.
@@ -194,7 +194,7 @@ def test_mixtures_go_on_from_the_last_round_other_than_reset_to_uniform() -> Non
     first = drawn_centers(run, 2, seed)
     _, kept, _ = plain_loop(pairs, first, 8, 4, seed, "estimated")
     _, reset, _ = plain_loop(pairs, first, 8, 4, seed, "estimated", reset=True)
-    assert run.simulation.memory["pi"].numpy() == pytest.approx(kept, abs=1e-9)
+    assert run.engine.memory["pi"].numpy() == pytest.approx(kept, abs=1e-9)
     assert np.abs(kept - reset).max() > 0.01
 
 
@@ -300,7 +300,7 @@ def test_every_center_is_a_task_and_scales_cost_evaluations() -> None:
 def test_predictions_are_the_mixture_of_all_centers_or_the_main_one() -> None:
     pairs = regression_clients()
     run, main = (fitted(fs.FedEM(S=3, predict_with=how), pairs, 2) for how in ("mixture", "largest"))
-    x, c, pi = pairs[0][0], run.state["centers"], run.simulation.memory["pi"]
+    x, c, pi = pairs[0][0], run.state["centers"], run.engine.memory["pi"]
     for k in range(len(pairs)):
         assert torch.allclose(run.predict(x, client=k), (x @ c.T) @ pi[k], atol=1e-12)
         assert torch.allclose(main.predict(x, client=k), x @ c[pi[k].argmax()], atol=1e-12)
@@ -314,7 +314,7 @@ def test_predictions_are_the_mixture_of_all_centers_or_the_main_one() -> None:
 def test_a_classifier_predicts_a_mixture_of_probabilities() -> None:
     pairs = class_clients()
     run = fitted(fs.FedEM(S=2), pairs, 2, SGD, fs.models.mlp(hidden=[4]))
-    x, pi = pairs[1][0], run.simulation.memory["pi"][1]
+    x, pi = pairs[1][0], run.engine.memory["pi"][1]
     expected = sum(pi[s] * run.predict(x, center=s) for s in range(2))
     assert torch.allclose(run.predict(x, client=1), torch.as_tensor(expected), atol=1e-12)
 

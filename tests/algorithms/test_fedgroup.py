@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.absence import Absent
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Limit, Run, play, prepare
+from fedsoft.trust.absence import Absent
 from tests.helpers import Pairs, federation
 
 THETA = torch.tensor([[9.0, 1.0, 0.0], [-2.0, 9.0, 1.0], [0.0, -3.0, 9.0]]).double()

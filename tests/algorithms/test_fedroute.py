@@ -305,7 +305,7 @@ def test_predictions_are_mixtures_or_the_main_center() -> None:
         fitted(fs.FedRoute(S=2, first="xavier", hard=0, trial=0, predict_with=how), pairs, 2, SOFTMAX)
         for how in ("mixture", "largest")
     )
-    x, u = pairs[1][0], run.simulation.memory["u"][1]
+    x, u = pairs[1][0], run.engine.memory["u"][1]
     expected = sum(u[s] * run.predict(x, center=s) for s in range(2))
     assert torch.allclose(run.predict(x, client=1), torch.as_tensor(expected), atol=1e-12)
     assert torch.allclose(main.predict(x, client=1), run.predict(x, center=int(u.argmax())), atol=1e-12)

@@ -44,7 +44,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
     ]
     centers = [(u[s][0] * 3 * w[0] + u[s][1] * 1 * w[1]) / (u[s][0] * 3 + u[s][1] * 1) for s in range(2)]
     assert run.state["u"].T.tolist() == [pytest.approx(u[0]), pytest.approx(u[1])]
-    assert run.simulation.memory["w"].flatten().tolist() == pytest.approx(w)
+    assert run.engine.memory["w"].flatten().tolist() == pytest.approx(w)
     assert run.state["centers"].flatten().tolist() == pytest.approx(centers)
 
 
@@ -56,7 +56,7 @@ def test_without_the_pull_personal_models_are_local_least_squares() -> None:
     run = fitted(pairs, 2, S=2, lam=0.0)
     for k, (x, y) in enumerate(pairs):
         least = np.linalg.lstsq(x.numpy(), y.numpy())[0]
-        assert run.simulation.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
+        assert run.engine.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
 
 
 def test_with_one_center_and_no_pull_the_center_is_the_mean_by_number_of_points() -> None:
@@ -89,7 +89,7 @@ def test_under_an_overwhelming_pull_personal_models_are_the_weighted_mean_of_the
     before, run = fitted(pairs, 0, S=2), fitted(pairs, 1, S=2, lam=1e9)
     u, c = run.state["u"], before.state["centers"]
     expected = (u @ c) / u.sum(1, keepdim=True)
-    assert torch.allclose(run.simulation.memory["w"], expected, atol=1e-6)
+    assert torch.allclose(run.engine.memory["w"], expected, atol=1e-6)
 
 
 def test_clients_of_one_source_each_are_told_apart_exactly() -> None:
@@ -111,18 +111,18 @@ def test_starting_from_the_mixture_forgets_the_clients_own_model() -> None:
     pairs = regression_clients()
     slow = fs.SGD(lr=1e-9, epochs=1, batch=100)  # hardly moves: the model found is where the solve started
     own, mixture = (fitted(pairs, 1, slow, S=2, start=start) for start in ("own", "mixture"))
-    client = fitted(pairs, 0, S=2).simulation.memory["w"]
-    assert torch.allclose(own.simulation.memory["w"], client, atol=1e-6)
+    client = fitted(pairs, 0, S=2).engine.memory["w"]
+    assert torch.allclose(own.engine.memory["w"], client, atol=1e-6)
     expected = own.state["u"] @ fitted(pairs, 0, S=2).state["centers"]
-    assert torch.allclose(mixture.simulation.memory["w"], expected, atol=1e-6)
+    assert torch.allclose(mixture.engine.memory["w"], expected, atol=1e-6)
 
 
 def test_moments_are_kept_over_rounds_only_when_asked() -> None:
     adam = fs.Adam(epochs=1, batch=5)
     steps = [-(-n // 5) for n in RAGGED]
     kept, fresh = (fitted(regression_clients(), 3, adam, moments=moments) for moments in ("kept", "fresh"))
-    assert kept.simulation.memory["moments.steps"].tolist() == [3 * n for n in steps]
-    assert fresh.simulation.memory["moments.steps"].tolist() == steps
+    assert kept.engine.memory["moments.steps"].tolist() == [3 * n for n in steps]
+    assert fresh.engine.memory["moments.steps"].tolist() == steps
 
 
 # --- first values, who works, and when --------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_every_center_is_a_draw_of_its_own_and_all_clients_share_a_further_one()
         run.model.draw(generator(0, *labels)) for labels in (("center", 0), ("center", 1), ("center", 2), ("client",))
     ]
     assert torch.equal(run.state["centers"], torch.stack(draws[:3]).double())
-    assert torch.equal(run.simulation.memory["w"], draws[3].double().expand(8, -1))
+    assert torch.equal(run.engine.memory["w"], draws[3].double().expand(8, -1))
     assert len({tuple(draw.tolist()) for draw in draws}) == 4
 
 
@@ -147,7 +147,7 @@ def test_weights_are_estimated_every_tau_rounds_by_everybody(tau: int) -> None:
 
 def test_only_the_clients_drawn_work() -> None:
     before, run = fitted(regression_clients(), 0), fitted(regression_clients(), 1, S=2, K=1)
-    changed = (run.simulation.memory["w"] != before.simulation.memory["w"]).any(1)
+    changed = (run.engine.memory["w"] != before.engine.memory["w"]).any(1)
     assert int(changed.sum()) == run.history[0]["selected"] <= 2
     assert run.history[0]["gradients"] == sum(n for n, c in zip(RAGGED, changed.tolist(), strict=True) if c)
 
@@ -155,8 +155,8 @@ def test_only_the_clients_drawn_work() -> None:
 def test_with_K_drawn_the_center_is_their_plain_mean() -> None:
     run = fitted(regression_clients(), 1, S=1, K=3)
     before = fitted(regression_clients(), 0, S=1)
-    w = run.simulation.memory["w"]
-    drawn = (w != before.simulation.memory["w"]).any(1)
+    w = run.engine.memory["w"]
+    drawn = (w != before.engine.memory["w"]).any(1)
     assert int(drawn.sum()) == 3
     assert torch.allclose(run.state["centers"][0], w[drawn].mean(0), atol=1e-12)
 

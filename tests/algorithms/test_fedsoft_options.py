@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.centers.mixing import SWEEPS, posterior, soft_weights, unmix
 from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
-from fedsoft.mixing import SWEEPS, posterior, soft_weights, unmix
 from fedsoft.training import Run
 from tests.helpers import RAGGED, Pairs, class_clients, federation, regression_clients
 
@@ -164,10 +164,10 @@ def test_a_round_of_a_run_is_unmixed() -> None:
     before, run = fitted(pairs, 0, S=2), fitted(pairs, 1, S=2, K="all", lam=lam, aggregate="unmix")
     c, u = before.state["centers"], run.state["u"]
     h = torch.tensor([float(2 * x.square().mean()) for x, _ in pairs]).double()
-    expected = unmix(Held(run.simulation.memory["w"]), u, torch.tensor(RAGGED), h, lam, c, 1e-3)
+    expected = unmix(Held(run.engine.memory["w"]), u, torch.tensor(RAGGED), h, lam, c, 1e-3)
     assert torch.allclose(run.state["centers"], expected, atol=1e-9)
     published = fitted(pairs, 1, S=2, K="all", lam=lam)
-    assert torch.equal(run.simulation.memory["w"], published.simulation.memory["w"])  # same client work
+    assert torch.equal(run.engine.memory["w"], published.engine.memory["w"])  # same client work
     assert [r["gradients"] for r in run.history] == [r["gradients"] for r in published.history]
 
 

@@ -33,7 +33,7 @@ def test_the_tuned_model_is_one_gradient_step_from_the_last_center() -> None:
     c = run.state["centers"][0]
     for k, (x, y) in enumerate(regression_clients()):
         expected = c - LR * 2 / len(y) * x.T @ (x @ c - y)
-        assert torch.allclose(run.simulation.memory["w"][k], expected, atol=1e-12)
+        assert torch.allclose(run.engine.memory["w"][k], expected, atol=1e-12)
         assert torch.allclose(predictions(run)[k], x @ expected, atol=1e-12)
 
 
@@ -47,13 +47,13 @@ def test_with_the_exact_solver_everybody_ends_at_local_least_squares() -> None:
     run = fitted(fs.FineTune(K=3), 2, fs.Exact())
     for k, (x, y) in enumerate(regression_clients()):
         least = np.linalg.lstsq(x.numpy(), y.numpy())[0]
-        assert run.simulation.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
+        assert run.engine.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
 
 
 def test_the_optimiser_is_fresh_when_tuning() -> None:
     # The first step of Adam goes by lr along the signs of the gradient; a kept memory would not.
     run = fitted(fs.FineTune(), 5, fs.Adam(lr=0.01, epochs=1, batch=100))
-    moved = run.simulation.memory["w"] - run.state["centers"]
+    moved = run.engine.memory["w"] - run.state["centers"]
     assert torch.allclose(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-5)
 
 
@@ -100,8 +100,8 @@ def test_a_client_that_did_not_tune_predicts_as_under_fedavg() -> None:
 
 def test_when_nobody_answers_everybody_keeps_the_first_center() -> None:
     run = fitted(fs.FineTune(), 2, dropout=1.0)
-    assert torch.equal(run.simulation.memory["w"], run.state["centers"].expand(8, -1))
-    assert not run.simulation.memory["tuned"].any()
+    assert torch.equal(run.engine.memory["w"], run.state["centers"].expand(8, -1))
+    assert not run.engine.memory["tuned"].any()
 
 
 def test_the_mean_is_over_those_who_answered() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.absence import Absent
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Limit, Run, play, prepare
+from fedsoft.trust.absence import Absent
 from tests.helpers import Pairs, federation
 
 # Three sources; without noise the exact solver finds them, so that updates and their distances are known.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.absence import Absent
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Limit, Run, play, prepare
+from fedsoft.trust.absence import Absent
 from tests.helpers import RAGGED, Pairs, federation, regression_clients
 
 
@@ -65,7 +65,7 @@ def test_a_center_moves_along_its_members_mean_change_weighted_by_points(lr: flo
     c, local, n = APART.numpy(), least_squares(pairs), np.array(RAGGED)
     chosen = np.array([np.argmin([mean_loss(pair, c[s]) for s in range(2)]) for pair in pairs])
     assert 0 < chosen.sum() < len(pairs)
-    assert run.state["u"].argmax(1).tolist() == run.simulation.memory["s"].tolist() == chosen.tolist()
+    assert run.state["u"].argmax(1).tolist() == run.engine.memory["s"].tolist() == chosen.tolist()
     for s in range(2):
         change = np.average(local[chosen == s] - c[s], axis=0, weights=n[chosen == s])
         assert run.state["centers"][s].numpy() == pytest.approx(c[s] + lr * change, abs=1e-9)
@@ -134,7 +134,7 @@ def test_rounds_with_few_participants_equal_the_plain_loop(S: int, lr: float, mo
     first = [run.model.draw(generator(seed, "center", s)).double().numpy() for s in range(S)]
     c, choice = plain_loop(pairs, first, 0, rounds, K, seed, lr, momentum)
     assert run.state["centers"].numpy() == pytest.approx(np.array(c), abs=1e-9)
-    assert {k: int(run.simulation.memory["s"][k]) for k in choice} == choice
+    assert {k: int(run.engine.memory["s"][k]) for k in choice} == choice
     assert [record["selected"] for record in run.history] == [K] * rounds
 
 
@@ -156,7 +156,7 @@ def test_rounds_from_spread_centers_equal_the_plain_loop(K: int, rounds: int) ->
     if rounds == 1:  # and who is nearest to which of them is known at once
         choice = {k: int(np.argmin([mean_loss(pairs[k], models[j]) for j in picked])) for k in ids}
         assert {k for k in range(8) if bool(run.state["u"][k].max() == 1)} == set(ids)
-    assert {k: int(run.simulation.memory["s"][k]) for k in choice} == choice
+    assert {k: int(run.engine.memory["s"][k]) for k in choice} == choice
     evaluations = sum(RAGGED[k] for k in ids) * (1 + 1 + 2 + 3)
     assert run.history[0]["evaluations"] == evaluations
 
@@ -182,7 +182,7 @@ def test_a_center_that_nobody_joins_stays_and_so_does_its_momentum() -> None:
     pairs = regression_clients()
     algorithm = fs.HypCluster(S=2, server_momentum=0.9)
     # Both centers move in round 0; then those of the second are silent.
-    chosen = fitted(algorithm, pairs, 1, SGD, APART).simulation.memory["s"].tolist()
+    chosen = fitted(algorithm, pairs, 1, SGD, APART).engine.memory["s"].tolist()
     second = [str(k) for k in range(8) if chosen[k] == 1]
     runs = [
         fitted(algorithm, pairs, rounds, SGD, APART, absent=lambda job, t, names: np.isin(names, second) & (t > 0))

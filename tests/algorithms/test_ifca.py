@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.contract import Site, State
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Limit, Run, play, prepare
 from tests.helpers import RAGGED, Pairs, federation, regression_clients
@@ -118,7 +118,7 @@ def test_rounds_with_few_participants_equal_the_plain_loop(S: int) -> None:
                 members[choice[k]].append(local_sgd(c[choice[k]], x, y, generator(seed, "batches", t, str(k))))
         c = [np.mean(members[s], axis=0) if members[s] else c[s] for s in range(S)]
     assert run.state["centers"].numpy() == pytest.approx(np.array(c), abs=1e-9)
-    assert run.simulation.memory["s"].tolist() == choice
+    assert run.engine.memory["s"].tolist() == choice
     assert [record["selected"] for record in run.history] == [K] * rounds
 
 

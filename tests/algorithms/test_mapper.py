@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
 from fedsoft.training import Run, prepare
@@ -48,7 +48,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
         lam[k] = min(grid, key=lambda share: loss[k](share * tried[share] + (1 - share) * c))
         v[k] = tried[lam[k]]
         w[k] = c - lr * (1 - lam[k]) * slope[k](lam[k] * v[k] + (1 - lam[k]) * c)
-    memory, center = run.simulation.memory, float(run.state["centers"])
+    memory, center = run.engine.memory, float(run.state["centers"])
     assert memory["lam"].flatten().tolist() == lam
     assert memory["v"].flatten().tolist() == pytest.approx(v)
     assert memory["w"].flatten().tolist() == pytest.approx([lam[k] * v[k] + (1 - lam[k]) * w[k] for k in range(2)])
@@ -63,7 +63,7 @@ def test_the_best_share_is_by_training_loss() -> None:
     flat = (torch.full((4, 1), 0.3).double(), torch.full((4,), 3.0).double())
     steep = (torch.full((4, 1), 2.0).double(), torch.full((4,), 3.0).double())
     run = fitted(fs.MAPPER(grid=(0.25, 1.0)), [flat, steep], 1, fs.SGD(lr=0.24, epochs=1, batch=4))
-    assert run.simulation.memory["lam"].flatten().tolist() == [1.0, 0.25]
+    assert run.engine.memory["lam"].flatten().tolist() == [1.0, 0.25]
 
 
 # --- limiting cases ---------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_with_the_share_0_it_is_fedavg(local: Any) -> None:
     mixed, plain = (fitted(a, regression_clients(), 3, local) for a in (fs.MAPPER(K=3, grid=(0.0,)), fs.FedAvg(K=3)))
     assert torch.allclose(mixed.state["centers"], plain.state["centers"], atol=1e-12)
     first = fitted(fs.FedAvg(), regression_clients(), 0).state["centers"]
-    assert torch.equal(mixed.simulation.memory["v"], first.expand(8, -1))
+    assert torch.equal(mixed.engine.memory["v"], first.expand(8, -1))
 
 
 def local_training(rounds: int, K: int) -> Simulation:
@@ -93,7 +93,7 @@ def local_training(rounds: int, K: int) -> Simulation:
 
 def test_with_the_share_1_it_is_local_training_and_the_center_stays() -> None:
     run = fitted(fs.MAPPER(K=3, grid=(1.0,)), regression_clients(), 4)
-    assert torch.allclose(run.simulation.memory["w"], local_training(4, 3).memory["w"], atol=1e-12)
+    assert torch.allclose(run.engine.memory["w"], local_training(4, 3).memory["w"], atol=1e-12)
     first = fitted(fs.FedAvg(), regression_clients(), 0).state["centers"]
     assert torch.allclose(run.state["centers"], first, atol=1e-12)
 
@@ -101,8 +101,8 @@ def test_with_the_share_1_it_is_local_training_and_the_center_stays() -> None:
 def test_the_order_of_the_grid_does_not_matter() -> None:
     # Every share starts from the client's v: carrying it over from the share before would depend on the order.
     one, other = (fitted(fs.MAPPER(grid=grid), regression_clients(), 3) for grid in ((0.25, 0.75), (0.75, 0.25)))
-    for name, value in one.simulation.memory.items():
-        assert torch.allclose(value, other.simulation.memory[name], atol=1e-12), name
+    for name, value in one.engine.memory.items():
+        assert torch.allclose(value, other.engine.memory[name], atol=1e-12), name
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ def test_a_run_equals_the_specification() -> None:
     start = run.model.draw(generator(SEED, "center", 0)).double()
     c, mixes, local, shares = specification(pairs, start, 3, grid, 6)
     assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["w"], mixes, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["v"], local, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["lam"][:, 0], shares)
+    assert torch.allclose(run.engine.memory["w"], mixes, atol=1e-9)
+    assert torch.allclose(run.engine.memory["v"], local, atol=1e-9)
+    assert torch.allclose(run.engine.memory["lam"][:, 0], shares)
     assert {0.5, 0.75} <= set(shares.tolist())
 
 

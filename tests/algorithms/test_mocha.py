@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Run
 from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
@@ -95,7 +95,7 @@ def test_omega_is_updated_every_outer_rounds() -> None:
 def test_for_a_fixed_omega_rounds_converge_to_the_joint_solution(K: Any) -> None:
     pairs, lam, eps = regression_clients(), 0.05, 1.0
     related = random_stack(fs.models.linear()(federation(pairs).shape), len(pairs)) * 3
-    simulation = fitted(pairs, 0, lam=lam, eps=eps, K=K, outer=10**6).simulation
+    simulation = fitted(pairs, 0, lam=lam, eps=eps, K=K, outer=10**6).engine
     state = {"centers": related[:0], "w_k": simulation.memory["w"].clone(), "related_k": related}
     omega = np.linalg.inv(sigma_of(related.numpy(), eps))
     assert float(np.abs(omega - np.diag(np.diag(omega))).max()) > 1  # clients are coupled
@@ -116,7 +116,7 @@ def test_the_objective_never_grows(K: Any, lam: float, eps: float) -> None:
     state, values = run.state, []
     with torch.no_grad():
         for t in range(20):
-            state, _ = run.simulation.round(state, t)
+            state, _ = run.engine.round(state, t)
             omega = np.linalg.inv(sigma_of(state["related_k"].numpy(), eps))
             values.append(objective(pairs, state["w_k"], omega, lam, eps))
             # before Omega is updated for the same models, the objective is that of the old one; see both
@@ -143,7 +143,7 @@ def test_one_round_of_two_clients_by_hand() -> None:
     for k, (half, best) in enumerate([(1, 1), (4, 3)]):
         pull, slope = lam * safe * omega[k, k], lam * (omega[k, 0] * w[0] + omega[k, 1] * w[1])
         solved.append((2 * half * best + pull * w[k] - slope) / (2 * half + pull))
-    simulation = fitted(pairs, 0, lam=lam, eps=4.0).simulation
+    simulation = fitted(pairs, 0, lam=lam, eps=4.0).engine
     models = torch.tensor([[1.0], [2.0]]).double()
     with torch.no_grad():
         state, _ = simulation.round({"centers": models[:0], "w_k": models, "related_k": models}, 0)
@@ -184,7 +184,7 @@ def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
     run = fitted(regression_clients(), 4, K=4)
     assert run.state["centers"].shape == (0, 3)
     assert run.weights is None
-    assert torch.equal(run.state["w_k"], run.simulation.memory["w"])
+    assert torch.equal(run.state["w_k"], run.engine.memory["w"])
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.mixing import select
 from fedsoft.seeds import generator
 from fedsoft.training import Run, prepare
 from tests.helpers import RAGGED, Pairs, federation, regression_clients
@@ -50,7 +50,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
             for _ in range(3):  # from where the batch before left theta
                 theta[k] -= lr * (slope[k](theta[k]) + lam * (theta[k] - w[k]))
             w[k] -= eta * lam * (w[k] - theta[k])
-    assert run.simulation.memory["w"].flatten().tolist() == pytest.approx(theta)
+    assert run.engine.memory["w"].flatten().tolist() == pytest.approx(theta)
     assert float(run.state["centers"]) == pytest.approx((1 - beta) * c + beta * (3 * w[0] + 1 * w[1]) / 4)
 
 
@@ -63,7 +63,7 @@ def test_with_many_steps_theta_is_the_proximal_point() -> None:
         gram = 2 / len(y) * x.T @ x + lam * torch.eye(3).double()
         theta.append(torch.linalg.solve(gram, 2 / len(y) * x.T @ y + lam * c))
     found = torch.stack(theta)
-    assert torch.allclose(run.simulation.memory["w"], found, atol=1e-9)
+    assert torch.allclose(run.engine.memory["w"], found, atol=1e-9)
     n = torch.tensor(RAGGED).double()
     expected = (n / n.sum()) @ (c - eta * lam * (c - found))
     assert torch.allclose(run.state["centers"][0], expected, atol=1e-9)
@@ -85,7 +85,7 @@ def test_for_a_large_lambda_theta_follows_the_center() -> None:
     # With so small a step of w, w stays at the center received, and theta with it.
     lam = 1e6
     run = fitted(pfedme(eta=1e-9, personal_lr=1 / lam, lam=lam, steps=20), regression_clients(), 1)
-    assert torch.allclose(run.simulation.memory["w"], run.state["centers"].expand(8, -1), atol=1e-4)
+    assert torch.allclose(run.engine.memory["w"], run.state["centers"].expand(8, -1), atol=1e-4)
 
 
 def test_without_the_pull_theta_is_trained_alone_and_the_center_stays() -> None:
@@ -97,7 +97,7 @@ def test_without_the_pull_theta_is_trained_alone_and_the_center_stays() -> None:
         theta = c[0]
         for _ in range(3):
             theta = theta - lr * gradient(theta, x, y)
-        assert torch.allclose(run.simulation.memory["w"][k], theta, atol=1e-12)
+        assert torch.allclose(run.engine.memory["w"][k], theta, atol=1e-12)
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0, 2.0])
@@ -155,7 +155,7 @@ def test_a_run_equals_the_specification() -> None:
     start = run.model.draw(generator(SEED, "center", 0)).double()
     c, personal = specification(pairs, start, made, 6)
     assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
-    assert torch.allclose(run.simulation.memory["w"], personal, atol=1e-9)
+    assert torch.allclose(run.engine.memory["w"], personal, atol=1e-9)
     assert float((c - start).norm()) > 0.1
 
 
@@ -164,7 +164,7 @@ def test_a_run_equals_the_specification() -> None:
 
 def test_only_the_clients_drawn_work() -> None:
     before, run = (fitted(pfedme(K=3), regression_clients(), rounds) for rounds in (0, 1))
-    changed = (run.simulation.memory["w"] != before.simulation.memory["w"]).any(1)
+    changed = (run.engine.memory["w"] != before.engine.memory["w"]).any(1)
     assert changed.nonzero().flatten().tolist() == drawn(0, 3, 8)
 
 

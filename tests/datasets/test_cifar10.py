@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import plugins, registry
+from fedsoft import plugins
 from fedsoft.clientdata import Augment
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
-from fedsoft.images import Images
+from fedsoft.images import registry
+from fedsoft.images.sources import Images
 from tests.pictures import number_of, write_cifar
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft import plugins, registry
+from fedsoft import plugins
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation, Truth
+from fedsoft.images import registry
 from tests.pictures import LETTERS, number_of, write_idx, write_letters
 
 EACH = 5

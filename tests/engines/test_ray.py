@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.centers.mixing import mean_by_size
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import mean_by_size
-from fedsoft.runs import Stage, execute
-from fedsoft.spec import RunSpec
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 from fedsoft.training import Run, prepare
 from tests.test_conformance import NAMES, clients, federation, fitted, outcome
 
@@ -42,9 +43,9 @@ def one_ray() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_workers(run: Run) -> Iterator[tuple[Run, RayEngine]]:
-    assert isinstance(run.simulation, RayEngine)
-    with contextlib.closing(run.simulation):
-        yield run, run.simulation
+    assert isinstance(run.engine, RayEngine)
+    with contextlib.closing(run.engine):
+        yield run, run.engine
 
 
 def inside(engine: RayEngine, j: int, what: Any) -> Any:
@@ -272,7 +273,7 @@ def test_ten_thousand_clients_on_two_workers() -> None:
         assert np.diff(engine.cuts) == pytest.approx([5000, 5000], abs=200)
         assert torch.allclose(here.state["centers"], there.state["centers"], atol=1e-6)
         assert torch.equal(here.state["u"], there.state["u"])
-        assert torch.allclose(here.simulation.memory["w"], engine.memory["w"], atol=1e-6)
+        assert torch.allclose(here.engine.memory["w"], engine.memory["w"], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.server import FlowerEngine
 from fedsoft.engines.flower.terms import Rules
 from fedsoft.engines.flower.wire import Parcel
-from fedsoft.runs import Stage, execute
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder
+from fedsoft.runs.execution import execute
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 
 Spoil = Callable[[int, Parcel, Parcel], Parcel | str]
 """(node, what was asked, its answer) to what comes back."""

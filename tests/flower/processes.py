@@ -15,9 +15,9 @@ from typing import Any
 
 from fedsoft.engines.flower.drive import Ticket
 from fedsoft.engines.flower.loopback import HOST, Loopback
-from fedsoft.runs import Stage
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 
 PATIENCE = 600.0  # seconds, on a machine that has much else to do
 

@@ -16,8 +16,9 @@ from fedsoft.cli import app
 from fedsoft.engines.flower.drive import rules_of
 from fedsoft.engines.flower.loopback import Loopback
 from fedsoft.engines.flower.nodefile import NodeConfig
-from fedsoft.runs import Stage, execute
-from fedsoft.spec import read
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import read
+from fedsoft.runs.stage import Stage
 
 from .places import alone, spec
 

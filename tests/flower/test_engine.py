@@ -15,8 +15,9 @@ import fedsoft as fs
 from fedsoft.engines.flower.terms import QuorumError
 from fedsoft.engines.flower.wire import Parcel, unpack
 from fedsoft.plugins import names
-from fedsoft.runs import Stage, execute
-from fedsoft.store import RunFolder
+from fedsoft.runs.execution import execute
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.stage import Stage
 
 from .places import Direct, alone, node_at, run, shards, spec
 

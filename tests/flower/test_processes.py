@@ -29,8 +29,9 @@ from fedsoft.engines.flower.drive import rules_of
 from fedsoft.engines.flower.keys import make_certificates, make_key
 from fedsoft.engines.flower.loopback import HOST, Loopback, command, free_port
 from fedsoft.engines.flower.memory import NodeMemory
-from fedsoft.runs import Stage, execute
-from fedsoft.store import RunFolder
+from fedsoft.runs.execution import execute
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.stage import Stage
 
 from .places import alone, spec
 from .processes import PATIENCE, Door, Submitted, start_dishonest, wait

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedsoft import spec
 from fedsoft.cli import app, main
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.runs import Stage, execute
+from fedsoft.runs import spec
+from fedsoft.runs.execution import execute
+from fedsoft.runs.stage import Stage
 from tests.fuzz.mutation import cases, mutated, refused
 from tests.fuzz.test_runs import SMALL
 
@@ -31,7 +32,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     patch = pytest.MonkeyPatch()
     patch.chdir(root)
-    for name in ("fedsoft.runs.execute", "fedsoft.runs.carry_on", "fedsoft.farm.Farm.run", "fedsoft.fetch.fetch"):
+    for name in (
+        "fedsoft.runs.execution.execute",
+        "fedsoft.runs.execution.carry_on",
+        "fedsoft.studies.farm.Farm.run",
+        "fedsoft.images.fetch.fetch",
+    ):
         patch.setattr(name, not_here)
     yield root
     patch.undo()

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from fedsoft import formats
 from fedsoft.datasets.folder import folder
 from fedsoft.errors import InputError
+from fedsoft.images import formats
 from tests.fuzz.mutation import cases, mutated, refused
 from tests.pictures import idx
 

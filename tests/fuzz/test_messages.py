@@ -16,7 +16,7 @@ from fedsoft.engines.flower import frames
 from fedsoft.engines.flower.node import Node
 from fedsoft.engines.flower.screen import Rows, Screen
 from fedsoft.engines.flower.wire import Parcel
-from fedsoft.guards import Guards
+from fedsoft.trust.guards import Guards
 from tests.flower import places
 from tests.fuzz.mutation import cases, mutated, refused
 

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import save
 
-from fedsoft import spec
 from fedsoft.reports.material import read
 from fedsoft.reports.tables import run_view, runs_table
-from fedsoft.runs import Stage, execute, load
-from fedsoft.store import RunFolder, list_runs
+from fedsoft.runs import spec
+from fedsoft.runs.execution import execute, load
+from fedsoft.runs.finding import list_runs
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.stage import Stage
 from fedsoft.tensorfile import KINDS, Saved, opened
 from tests.fuzz.mutation import EXTREME, cases, mutated, refused
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsoft import spec
 from fedsoft.engines.flower.nodefile import NodeConfig
+from fedsoft.runs import spec
 from tests.fuzz.mutation import cases, mutated, refused
 
 PRESETS = [(resources.files("fedsoft") / "presets" / f"{name}.toml").read_bytes() for name in spec.presets()]

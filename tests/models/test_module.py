@@ -74,7 +74,7 @@ def test_a_recurrent_network_learns_client_by_client() -> None:
         local=fs.Adam(lr=0.02, epochs=5, batch=4),
     )
     losses = run.model.loss(
-        run.model.outputs(run.simulation.memory["w"][:1], run.federation.train.client(0)[0].float()[None]),
+        run.model.outputs(run.engine.memory["w"][:1], run.federation.train.client(0)[0].float()[None]),
         run.federation.train.client(0)[1][None],
     )
     assert float(losses.mean()) < np.log(3)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedsoft.mixing import select
+from fedsoft.centers.mixing import select
 from fedsoft.seeds import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -64,7 +64,7 @@ def assert_agree(run: Run, expected: Outcome, tolerance: float) -> None:
     assert [record["selected"] for record in run.history] == expected.selected
     assert largest(run.state["u"], expected.u) <= tolerance
     assert largest(run.state["centers"], expected.centers) <= tolerance
-    assert largest(run.simulation.memory["w"], expected.personal) <= tolerance
+    assert largest(run.engine.memory["w"], expected.personal) <= tolerance
     # The run went somewhere: agreement of two runs that stand still would mean nothing.
     start = torch.stack([run.model.draw(generator(SEED, "center", s)) for s in range(len(expected.centers))])
     assert largest(start.to(expected.centers), expected.centers) > 0.01

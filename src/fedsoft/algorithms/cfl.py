@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
 __all__ = ["CFL"]
 

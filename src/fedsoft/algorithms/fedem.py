@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.centers.mixing import Participants, check_participants, participants, posterior
+from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, check_participants, participants, posterior
 from fedsoft.model import squared_loss
-from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedEM"]
 

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, average, check_participants, one_hot, participants
 
 __all__ = ["FedGroup"]
 

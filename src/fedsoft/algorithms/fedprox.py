@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.batches import Prox
+from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Means, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FedProx"]
 

@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.centers.collapse import unused
+from fedsoft.centers.leastsquares import parted, solved, sums
+from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants, posterior
+from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
 from fedsoft.checks import settings
-from fedsoft.collapse import unused
 from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
-from fedsoft.leastsquares import parted, solved, sums
-from fedsoft.mixing import Participants, average, check_participants, one_hot, participants, posterior
 from fedsoft.model import squared_loss
-from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedRoute"]
 

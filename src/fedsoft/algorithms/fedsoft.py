@@ -8,11 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.batches import Prox
-from fedsoft.checks import settings
-from fedsoft.collapse import reseeded
-from fedsoft.contract import Answer, Ask, Means, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.errors import InputError
-from fedsoft.mixing import (
+from fedsoft.centers.collapse import reseeded
+from fedsoft.centers.mixing import (
     SWEEPS,
     Participants,
     aggregation_weights,
@@ -24,8 +21,11 @@ from fedsoft.mixing import (
     soft_weights,
     unmix,
 )
+from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
+from fedsoft.checks import settings
+from fedsoft.contract import Answer, Ask, Means, Memory, Reply, Site, State, job, prefixed, under
+from fedsoft.errors import InputError
 from fedsoft.model import as_numbers, squared_loss
-from fedsoft.starting import First, Starts, age_of, first_state, older, start
 
 __all__ = ["FedSoft"]
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["FineTune"]
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedsoft.centers.mixing import Participants, check_participants, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.mixing import Participants, check_participants, participants
 
 __all__ = ["Local"]
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.batches import Slope
+from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.local import Work, own_outputs
-from fedsoft.mixing import Participants, check_participants, mean_by_size, participants
 
 __all__ = ["MAPPER"]
 

@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.batches import Prox
+from fedsoft.centers.mixing import Participants, check_participants, participants
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
 from fedsoft.errors import InputError
-from fedsoft.mixing import Participants, check_participants, participants
 
 __all__ = ["MOCHA"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.attack import Honest, models, reference
 from fedsoft.checks import settings
 from fedsoft.contract import Reply
+from fedsoft.trust.attack import Honest, models, reference
 
 __all__ = ["Gaussian"]
 

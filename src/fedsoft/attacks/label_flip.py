@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.attack import Honest
 from fedsoft.checks import settings
 from fedsoft.federation import DataShape
+from fedsoft.trust.attack import Honest
 
 __all__ = ["LabelFlip"]
 

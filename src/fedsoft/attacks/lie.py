@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.attack import MIXTURES, Honest, stretched
 from fedsoft.checks import settings
 from fedsoft.contract import Reply
+from fedsoft.trust.attack import MIXTURES, Honest, stretched
 
 __all__ = ["Lie"]
 

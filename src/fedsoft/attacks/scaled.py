@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsoft.attack import Honest, stretched
 from fedsoft.checks import settings
 from fedsoft.contract import Reply
+from fedsoft.trust.attack import Honest, stretched
 
 __all__ = ["Scaled"]
 

@@ -51,12 +51,12 @@ def choose(
     """
     import json
 
-    from fedsoft import choosing
-    from fedsoft import spec as specs
-    from fedsoft.farm import even_share, processes
     from fedsoft.progress import FarmProgress
     from fedsoft.reports.choice import choice_picture, choice_table
-    from fedsoft.store import write_folder
+    from fedsoft.runs import spec as specs
+    from fedsoft.runs.disk import write_folder
+    from fedsoft.studies import choosing
+    from fedsoft.studies.farm import even_share, processes
 
     base = specs.read(source, changes(set_, rounds), fast=fast)
     base = base if seed is None else base.with_seed(seed)

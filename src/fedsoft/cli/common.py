@@ -43,7 +43,7 @@ out, err = Terminal(), Terminal(stderr=True)
 
 def preset_names(incomplete: str) -> list[str]:
     """Presets that begin so, for completion."""
-    from fedsoft.spec import presets
+    from fedsoft.runs.spec import presets
 
     return [name for name in presets() if name.startswith(incomplete)]
 

@@ -57,12 +57,12 @@ def compare(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Compare algorithms on the same federations with the same first values. What is saved already is not run again."""
-    from fedsoft import compare as comparing
-    from fedsoft import spec as specs
-    from fedsoft.farm import processes
     from fedsoft.progress import FarmProgress
     from fedsoft.reports import comparison as report
-    from fedsoft.store import write_folder
+    from fedsoft.runs import spec as specs
+    from fedsoft.runs.disk import write_folder
+    from fedsoft.studies import compare as comparing
+    from fedsoft.studies.farm import processes
 
     if budget not in comparing.BUDGETS:
         raise unknown("budget", budget, comparing.BUDGETS)

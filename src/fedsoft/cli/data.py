@@ -24,7 +24,7 @@ app.add_typer(data, name="data")
 
 
 def _names(incomplete: str) -> list[str]:
-    from fedsoft.registry import COLLECTIONS
+    from fedsoft.images.registry import COLLECTIONS
 
     return [name for name in COLLECTIONS if name.startswith(incomplete)]
 
@@ -46,7 +46,7 @@ DirOption = Annotated[
 @data.command(epilog="Example:  fedsoft data ls")
 def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """List the data sets that need files, and where these are."""
-    from fedsoft import registry
+    from fedsoft.images import registry
 
     rows = []
     for name, wanted in registry.COLLECTIONS.items():
@@ -67,7 +67,7 @@ def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
 @data.command(epilog="Example:  fedsoft data fetch letters")
 def fetch(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """Download the files of a data set, unless they are there, and check them. What was cut off goes on."""
-    from fedsoft import fetch as fetching
+    from fedsoft.images import fetch as fetching
     from fedsoft.progress import DownloadProgress
 
     with DownloadProgress(err) as progress:
@@ -78,7 +78,7 @@ def fetch(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = Fa
 @data.command(epilog="Example:  fedsoft data check letters --data-dir ~/data")
 def check(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """Read all files of a data set; compare counts and checksums with the published ones."""
-    from fedsoft import fetch as fetching
+    from fedsoft.images import fetch as fetching
 
     _tell(fetching.check(name, data_dir), json_)
 
@@ -118,7 +118,7 @@ def show(
     """Draw examples of every source with their labels."""
     from fedsoft import plugins
     from fedsoft.reports.sheets import contact_sheet
-    from fedsoft.store import write_folder
+    from fedsoft.runs.disk import write_folder
 
     if out_file.suffix.lower() != ".png":
         raise InputError(f"--out '{out_file}' is not allowed: should end in .png")
@@ -150,7 +150,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _labels(name: str, classes: int) -> list[str]:
     """The names of the labels, as far as they have names."""
-    from fedsoft.registry import COLLECTIONS
+    from fedsoft.images.registry import COLLECTIONS
 
     if name == "letters":
         return list(string.ascii_lowercase)

@@ -71,9 +71,9 @@ def run(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Run a preset or a TOML file on the federation. A run that was stopped is taken up. Rules: DIR/rules.toml."""
-    from fedsoft import spec as specs
     from fedsoft.cli.runs import carry_out, show_runs
-    from fedsoft.runs import place
+    from fedsoft.runs import spec as specs
+    from fedsoft.runs.execution import place
 
     spec = specs.read(source, changes(set_, rounds))
     spec = spec if seed is None else spec.with_seed(seed)

@@ -30,7 +30,7 @@ def list_(
     if kind not in LISTED:
         raise unknown("kind", kind, LISTED)
     if kind == "presets":
-        from fedsoft.spec import presets
+        from fedsoft.runs.spec import presets
 
         rows = [
             {"name": name, "about": preset.about, "settings": {}, "fast": preset.fast}

@@ -15,7 +15,7 @@ from fedsoft.errors import InputError
 from fedsoft.escape import file_name, shown
 
 if TYPE_CHECKING:
-    from fedsoft.spec import RunSpec
+    from fedsoft.runs.spec import RunSpec
     from fedsoft.training import Run
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
@@ -56,7 +56,7 @@ def adopt(
 
     from fedsoft.datasets.folder import read_newcomers
     from fedsoft.reports.newcomers import adopted_table, curve_picture, curve_table, verdicts
-    from fedsoft.store import write_folder
+    from fedsoft.runs.disk import write_folder
 
     run, spec, title = _load(runs_dir, name)
     people = read_newcomers(data, run.federation, label or _label(spec))
@@ -104,7 +104,7 @@ def predict(
     if data.is_dir():
         raise InputError(f"--data '{data}' is a folder, should be one .csv, .npz or .parquet file")
     from fedsoft.datasets.folder import read_newcomers
-    from fedsoft.store import write_folder
+    from fedsoft.runs.disk import write_folder
 
     run, spec, title = _load(runs_dir, name)
     ((x, y),) = read_newcomers(data, run.federation, label or _label(spec), labelled=False).values()
@@ -164,8 +164,8 @@ def client_of(run: Run, text: str) -> str | int:
 
 
 def _load(root: Path, name: str) -> tuple[Run, RunSpec, str]:
-    from fedsoft.runs import load
-    from fedsoft.store import find_run
+    from fedsoft.runs.execution import load
+    from fedsoft.runs.finding import find_run
 
     folder = find_run(root, name)
     with err.status(f"loading {folder.name} ..."):
@@ -195,7 +195,7 @@ def _tensors(run: Run, one: Any) -> bytes:
 
 
 def _curve(run: Run, desk: Any, people: dict[str, Any], repeats: int) -> Any:
-    from fedsoft.curve import learning_curve
+    from fedsoft.newcomers.curve import learning_curve
     from fedsoft.progress import Steps
 
     pairs = [run.federation.newcomer(x, y, who) for who, (x, y) in people.items()]

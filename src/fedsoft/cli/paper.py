@@ -41,12 +41,12 @@ def ls(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """List the items, how many runs are finished, and what they take here at each scale, from measured step times."""
-    from fedsoft.farm import processes
     from fedsoft.paper.items import SCALES
     from fedsoft.paper.library import Library
     from fedsoft.paper.run import chosen, seeds_of
     from fedsoft.paper.speed import core_seconds, forecast
     from fedsoft.reports.tables import duration
+    from fedsoft.studies.farm import processes
 
     library, many = Library(out_dir), processes(jobs)
     found = chosen(items or [])
@@ -87,9 +87,9 @@ def run(
     memory: MemoryOption = None, device: DeviceOption = "cpu", out_dir: OutOption = Path("runs"),
 ) -> None:  # fmt: skip
     """Run what the items need and is not saved already. Ctrl-C saves and stops; the same command goes on."""
-    from fedsoft.farm import even_share, processes
     from fedsoft.paper.run import carry_out, chosen
     from fedsoft.progress import FarmProgress
+    from fedsoft.studies.farm import even_share, processes
 
     many = processes(jobs)
     with FarmProgress(err, "the paper") as progress:

@@ -33,8 +33,8 @@ from fedsoft.cli.common import (
 from fedsoft.errors import InputError, StoreError
 
 if TYPE_CHECKING:
-    from fedsoft.spec import RunSpec
-    from fedsoft.store import RunFolder
+    from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.spec import RunSpec
 
 
 @app.command(epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4")
@@ -58,8 +58,8 @@ def run(
     """Run a preset or a TOML file. A run that was saved before is shown, one that was stopped is taken up."""
     if seed is not None and seeds is not None:
         raise InputError("--seed and --seeds cannot be given together")
-    from fedsoft import spec as specs
-    from fedsoft.runs import place
+    from fedsoft.runs import spec as specs
+    from fedsoft.runs.execution import place
 
     base = specs.read(source, changes(set_, rounds), fast=fast)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
@@ -84,7 +84,7 @@ def resume(
 
     A finished run whose saved state is damaged is played again from the last state that is not.
     """
-    from fedsoft.store import find_run
+    from fedsoft.runs.finding import find_run
 
     folder = find_run(out_dir, name)
     share = {
@@ -97,7 +97,7 @@ def resume(
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
 def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """Show a saved run."""
-    from fedsoft.store import find_run
+    from fedsoft.runs.finding import find_run
 
     show_runs([find_run(out_dir, name)], json_)
 
@@ -106,7 +106,7 @@ def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption
 def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """List the saved runs."""
     from fedsoft.reports.tables import runs_list, runs_table
-    from fedsoft.store import list_runs
+    from fedsoft.runs.finding import list_runs
 
     runs = list_runs(out_dir)
     if json_:
@@ -126,8 +126,9 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
     from fedsoft.errors import unknown
     from fedsoft.machine import check_workers, memory_size
     from fedsoft.progress import Progress
-    from fedsoft.runs import Stage, carry_on, execute
-    from fedsoft.store import RunFolder
+    from fedsoft.runs.execution import carry_on, execute
+    from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.stage import Stage
     from fedsoft.training import check_device
 
     check_device(share["device"])

@@ -52,12 +52,12 @@ def tune(
     """Tune every method on held-out client points, under the client work of the preset. Test sets are not looked at."""
     import json
 
-    from fedsoft import spec as specs
-    from fedsoft import tuning
-    from fedsoft.farm import even_share, processes
     from fedsoft.progress import FarmProgress
     from fedsoft.reports.trials import table
-    from fedsoft.store import write_folder
+    from fedsoft.runs import spec as specs
+    from fedsoft.runs.disk import write_folder
+    from fedsoft.studies import tuning
+    from fedsoft.studies.farm import even_share, processes
 
     base = specs.read(source, changes(set_, rounds), fast=fast)
     grid = tuning.Grid.around(base, _numbers("--lr", lr, float), _numbers("--epochs", epochs, int))

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsoft.checks import checked
 from fedsoft.federation import Federation
-from fedsoft.images import Count, Images, Permutations, Rotations, Share, federate, variants
+from fedsoft.images.sources import Count, Images, Permutations, Rotations, Share, federate, variants
 from fedsoft.partition import Partition
 from fedsoft.seeds import generator
 

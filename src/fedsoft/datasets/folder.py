@@ -15,7 +15,7 @@ from pydantic import Field
 from fedsoft.checks import checked
 from fedsoft.errors import InputError, unknown
 from fedsoft.federation import Columns, Federation
-from fedsoft.formats import check_archive, check_table
+from fedsoft.images.formats import check_archive, check_table
 from fedsoft.machine import available
 
 __all__ = ["folder"]

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsoft import fetch
 from fedsoft.checks import checked
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
-from fedsoft.images import Count, Images, Rotations, Share, federate, variants
+from fedsoft.images import fetch
+from fedsoft.images.sources import Count, Images, Rotations, Share, federate, variants
 from fedsoft.partition import Partition
 
 __all__ = ["letters"]

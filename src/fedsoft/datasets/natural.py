@@ -11,8 +11,8 @@ from pydantic import Field
 
 from fedsoft.checks import checked
 from fedsoft.federation import Federation
-from fedsoft.formats import bad, read_arrays, read_columns
-from fedsoft.images import Count, Images, by_client
+from fedsoft.images.formats import bad, read_arrays, read_columns
+from fedsoft.images.sources import Count, Images, by_client
 
 __all__ = ["natural"]
 

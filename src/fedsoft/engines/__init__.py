@@ -17,15 +17,15 @@ from fedsoft.errors import InputError, unknown
 if TYPE_CHECKING:  # what stands below here may have no time to wait for torch
     import torch
 
-    from fedsoft.absence import Absent
-    from fedsoft.attack import Attack
     from fedsoft.contract import Algorithm
     from fedsoft.federation import Federation
-    from fedsoft.guards import Care
     from fedsoft.local import Solver
     from fedsoft.model import Model
-    from fedsoft.robust import Rule
     from fedsoft.simulate import Engine
+    from fedsoft.trust.absence import Absent
+    from fedsoft.trust.attack import Attack
+    from fedsoft.trust.guards import Care
+    from fedsoft.trust.robust import Rule
 
 NEEDS = {"local": None, "ray": "ray", "flower": "flwr"}
 """Every engine with the package that it stands on."""

@@ -22,8 +22,6 @@ from ray import exceptions
 from torch import Tensor
 from typing_extensions import override
 
-from fedsoft.absence import Absent
-from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, Rows, State
 from fedsoft.engines import Factory
@@ -31,14 +29,16 @@ from fedsoft.engines.raycluster import GONE, PATIENCE, connect, idle_worker, las
 from fedsoft.engines.shard import Forms, Points, Shard, arrays, by_shard, cuts
 from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.federation import Federation
-from fedsoft.guards import Care, Facts
 from fedsoft.host import Cost, chunk_size, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import check_workers
 from fedsoft.model import Model
-from fedsoft.robust import Rule
 from fedsoft.simulate import Engine
 from fedsoft.tensorfile import Blocks, Form
+from fedsoft.trust.absence import Absent
+from fedsoft.trust.attack import Attack
+from fedsoft.trust.guards import Care, Facts
+from fedsoft.trust.robust import Rule
 from fedsoft.vault import ClientRows
 
 

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.attack import Attack
 from fedsoft.clientdata import Augment, ClientData
 from fedsoft.contract import Algorithm, State
-from fedsoft.guards import Care, Facts
 from fedsoft.host import Cost, Host, Room
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
 from fedsoft.model import Model
 from fedsoft.tensorfile import Form
+from fedsoft.trust.attack import Attack
+from fedsoft.trust.guards import Care, Facts
 from fedsoft.vault import Vault
 
 V = TypeVar("V", Tensor, np.ndarray)

@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import nn
 
 from fedsoft.checks import checked
-from fedsoft.convolutions import Layers, Width, convolution, fully_connected, halved, network
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder
+from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
 
 __all__ = ["cifar_cnn"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from fedsoft.checks import checked
-from fedsoft.convolutions import Layers, Width, convolution, fully_connected, halved, network
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder
+from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
 
 __all__ = ["letters_cnn"]
 

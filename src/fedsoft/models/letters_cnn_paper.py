@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from fedsoft.checks import checked
-from fedsoft.convolutions import Layers, Width, convolution, halved, network
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape
 from fedsoft.model import Builder, Model
+from fedsoft.networks.convolutions import Layers, Width, convolution, halved, network
 
 __all__ = ["letters_cnn_paper"]
 

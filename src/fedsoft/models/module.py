@@ -11,7 +11,7 @@ from torch import nn
 from fedsoft.checks import checked
 from fedsoft.errors import InputError
 from fedsoft.model import Builder
-from fedsoft.network import Loss, from_module
+from fedsoft.networks.module import Loss, from_module
 
 __all__ = ["module"]
 

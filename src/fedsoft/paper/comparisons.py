@@ -29,8 +29,8 @@ from fedsoft.paper.shown import (
 )
 from fedsoft.reports.material import Finished
 from fedsoft.reports.page import Block, Cell, Column, RunRef, Table, Text
-from fedsoft.runs import load
-from fedsoft.spec import RunSpec
+from fedsoft.runs.execution import load
+from fedsoft.runs.spec import RunSpec
 from fedsoft.threads import one_thread
 
 LOCAL, HELD_OUT = "local", "held out"
@@ -148,7 +148,7 @@ def _mixed(library: Library, run: Finished) -> float:
     def make() -> float:
         loaded = load(run.folder.path, predict_with="mixture")
         with torch.no_grad(), one_thread():
-            scores = loaded.simulation.personal_scores(loaded.state, loaded.federation.train)
+            scores = loaded.engine.personal_scores(loaded.state, loaded.federation.train)
         return float(scores.double().mean())
 
     return _percent(run, float(library.note("mixture", run.folder.name, make)))

@@ -14,7 +14,7 @@ from fedsoft.paper.rules import Judged, Ruling
 from fedsoft.paper.shown import Case, Told, claims_table, incomplete, refs, scale_words, section, verdict
 from fedsoft.reports.material import Finished
 from fedsoft.reports.page import Axis, Block, Figure, Level, Panel, Series, Text
-from fedsoft.runs import Stage, build
+from fedsoft.runs.stage import Stage, build
 from fedsoft.scores import align
 from fedsoft.tensorfile import opened
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from fedsoft import spec as specs
-from fedsoft.compare import capped, parse_algorithms, variant
-from fedsoft.farm import Outcome
 from fedsoft.paper import published
 from fedsoft.paper.library import Library
 from fedsoft.paper.published import PARTITIONS, Centers, Method
-from fedsoft.spec import Part, RunSpec
-from fedsoft.tuning import Grid, Tuning, first_runs, judge, trial_runs
+from fedsoft.runs import spec as specs
+from fedsoft.runs.spec import Part, RunSpec
+from fedsoft.studies.compare import capped, parse_algorithms, variant
+from fedsoft.studies.farm import Outcome
+from fedsoft.studies.tuning import Grid, Tuning, first_runs, judge, trial_runs
 
 Scale = Literal["paper", "fast"]
 SCALES: tuple[Scale, ...] = ("paper", "fast")

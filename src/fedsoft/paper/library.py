@@ -13,9 +13,10 @@ import numpy as np
 
 from fedsoft.reports.material import Finished
 from fedsoft.reports.page import RunRef
+from fedsoft.runs.disk import write_folder
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
 from fedsoft.scores import align
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder, write_folder
 
 NOTES, FAILURES = "paper-notes", "failures.json"
 

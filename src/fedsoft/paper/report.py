@@ -20,7 +20,7 @@ from fedsoft.paper.speed import core_seconds, forecast
 from fedsoft.reports.page import Cell, Column, Page, Section, Table, Text, markdown
 from fedsoft.reports.tables import duration
 from fedsoft.reports.webpage import write_page
-from fedsoft.store import write_folder
+from fedsoft.runs.disk import write_folder
 
 CORRECTIONS = """
 What stands in the way of a comparison, and what was done about it.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsoft.errors import unknown
-from fedsoft.farm import Farm, Progress
 from fedsoft.paper.items import ITEMS, Item, Scale, TheoryItem
 from fedsoft.paper.library import Library
 from fedsoft.paper.speed import core_seconds, expected_seconds, forecast
-from fedsoft.spec import RunSpec
+from fedsoft.runs.spec import RunSpec
+from fedsoft.studies.farm import Farm, Progress
 
 
 @dataclass(frozen=True)

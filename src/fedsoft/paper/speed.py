@@ -15,8 +15,8 @@ import torch
 from fedsoft.errors import FedsoftError
 from fedsoft.paper.items import Expected, Item, Scale
 from fedsoft.paper.library import Library
-from fedsoft.runs import Stage, build
-from fedsoft.spec import Part, RunSpec
+from fedsoft.runs.spec import Part, RunSpec
+from fedsoft.runs.stage import Stage, build
 from fedsoft.threads import one_thread
 
 FEW, STEPS = 2, 12  # clients of a measurement and batches of each, where models are computed client by client

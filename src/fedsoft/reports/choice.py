@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from fedsoft.choosing import Choice
 from fedsoft.reports.figures import COLOURS, png
+from fedsoft.studies.choosing import Choice
 
 
 def choice_table(choice: Choice) -> Table:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from fedsoft.reports.material import Finished
-from fedsoft.runs import load
-from fedsoft.training import one_thread
+from fedsoft.runs.execution import load
+from fedsoft.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Clients:
 def clients_of(run: Finished) -> Clients:
     """Load a run and look at every client. Complains when its data is gone or has changed."""
     loaded = load(run.folder.path)
-    simulation, federation = loaded.simulation, loaded.federation
+    engine, federation = loaded.engine, loaded.federation
     truth, u = federation.truth, loaded.weights
     with torch.no_grad(), one_thread():
-        train = simulation.personal_scores(loaded.state, federation.train)
-        held_out = simulation.personal_scores(loaded.state, federation.held_out)
+        train = engine.personal_scores(loaded.state, federation.train)
+        held_out = engine.personal_scores(loaded.state, federation.held_out)
     shares = None if truth is None else truth.fractions(federation.train)
     alignment = run.scores.get("alignment")
     if u is not None:

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.compare import Comparison
 from fedsoft.reports.behind import behind
 from fedsoft.reports.figures import COLOURS, png
 from fedsoft.reports.tables import best_centers, metric_name, size, spread
-from fedsoft.store import RunFolder
+from fedsoft.runs.folder import RunFolder
+from fedsoft.studies.compare import Comparison
 
 MOST_SOURCES = 4  # more than that, and the table shows their mean
 MOST_BANDS = 6  # more than that, and bands hide the lines

@@ -12,8 +12,9 @@ from typing import Any
 from fedsoft.errors import InputError, StoreError
 from fedsoft.reports.page import RunRef
 from fedsoft.reports.tables import withheld_centers, without_centers
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder, find_run
+from fedsoft.runs.finding import find_run
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
 
 Scores = dict[str, Any]
 Record = dict[str, Any]

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.adoption import Adopted
-from fedsoft.curve import Curve
+from fedsoft.newcomers.adoption import Adopted
+from fedsoft.newcomers.curve import Curve
 from fedsoft.reports.figures import COLOURS, png
 from fedsoft.reports.tables import metric_name, number
 

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsoft.collapse import standing
-from fedsoft.drift import changes
-from fedsoft.guards import exclusions
-from fedsoft.privacy import statements
+from fedsoft.centers.collapse import standing
+from fedsoft.centers.drift import changes
 from fedsoft.reports import parts
 from fedsoft.reports.cells import column, known, mean_of
 from fedsoft.reports.clients import Clients
@@ -31,6 +29,8 @@ from fedsoft.reports.page import (
 )
 from fedsoft.reports.served import served, served_course
 from fedsoft.reports.tables import best_centers, withheld_centers
+from fedsoft.trust.guards import exclusions
+from fedsoft.trust.privacy import statements
 
 UNKNOWN = "The sources of this data are not known, so the centers are not scored against them."
 

@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.collapse import standing
-from fedsoft.drift import changes
-from fedsoft.guards import exclusions
-from fedsoft.privacy import below, statements, why_withheld
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder
+from fedsoft.centers.collapse import standing
+from fedsoft.centers.drift import changes
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
+from fedsoft.trust.guards import exclusions
+from fedsoft.trust.privacy import below, statements, why_withheld
 
 Scores = dict[str, Any]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsoft.reports.tables import metric_name, number
-from fedsoft.tuning import Tuning
+from fedsoft.studies.tuning import Tuning
 
 
 def table(tuning: Tuning) -> Table:

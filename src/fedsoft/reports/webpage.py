@@ -10,7 +10,7 @@ from fedsoft.reports.comparepage import comparison_page
 from fedsoft.reports.material import Group, read
 from fedsoft.reports.page import Page, csv, html, markdown, pictures
 from fedsoft.reports.runpage import run_page
-from fedsoft.store import write_folder
+from fedsoft.runs.disk import write_folder
 
 
 def page_of(groups: Sequence[Group], made_by: str = "") -> Page:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
-from fedsoft.robust import median
+from fedsoft.trust.robust import median
 
 __all__ = ["Clip"]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
-from fedsoft.robust import squared_distances
+from fedsoft.trust.robust import squared_distances
 
 __all__ = ["Krum"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsoft import robust
 from fedsoft.checks import settings
+from fedsoft.trust import robust
 
 __all__ = ["Median"]
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.checks import settings
-from fedsoft.robust import trimmed_mean
+from fedsoft.trust.robust import trimmed_mean
 
 __all__ = ["Trimmed"]
 

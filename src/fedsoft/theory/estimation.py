@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 
+from fedsoft.centers.mixing import importance_weights
 from fedsoft.federation import DataShape
 from fedsoft.local import losses_of_all
-from fedsoft.mixing import importance_weights
 from fedsoft.models.linear import linear
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q

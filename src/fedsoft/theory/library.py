@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from fedsoft.algorithms.fedsoft import FedSoft
+from fedsoft.centers.mixing import importance_weights
 from fedsoft.clientdata import ClientData
 from fedsoft.local import Solver, losses_of_all
-from fedsoft.mixing import importance_weights
 from fedsoft.simulate import Simulation
 from fedsoft.solvers.exact import Exact
 from fedsoft.solvers.sgd import SGD
 from fedsoft.theory.problem import Array, Problem, RidgeLogistic
 from fedsoft.theory.quantities import L_F, mu_F
-from fedsoft.training import one_thread
+from fedsoft.threads import one_thread
 
 NEVER = 10**9  # a tau that no run reaches: u stays as it was given
 
@@ -50,25 +50,25 @@ class FixedWeights:
         algorithm = FedSoft(
             S=problem.S, K="all" if K is None else K, lam=lam, tau=NEVER, replacement=replacement, sigma=0.0
         )
-        self.simulation = Simulation(
+        self.engine = Simulation(
             algorithm, problem.model(), solver or solver_for(problem, ut, lam), problem.federation(),
             seed=seed, dtype=torch.float64,
         )  # fmt: skip
         self.u = torch.from_numpy(np.array(ut, dtype=np.float64))
         with quiet():
-            self.simulation.start()
-        self.simulation.memory["u"] = self.u.clone()
+            self.engine.start()
+        self.engine.memory["u"] = self.u.clone()
 
     def round(self, c: Array, t: int = 1) -> Array:
         """One round from centers `c[S, d]`; t > 0 names its draws."""
         with quiet():
-            state, _ = self.simulation.round({"centers": torch.from_numpy(np.array(c)), "u": self.u}, t)
+            state, _ = self.engine.round({"centers": torch.from_numpy(np.array(c)), "u": self.u}, t)
         return state["centers"].numpy()
 
     @property
     def w(self) -> Array:
         """The clients' models, `[N, d]`."""
-        return self.simulation.memory["w"].numpy()
+        return self.engine.memory["w"].numpy()
 
 
 def estimate(problem: Problem, c: Array, sigma: float) -> Array:

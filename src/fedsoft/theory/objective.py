@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from fedsoft.batches import Prox
+from fedsoft.centers.mixing import aggregation_weights
 from fedsoft.local import own_gradients
-from fedsoft.mixing import aggregation_weights
 from fedsoft.seeds import generator
 from fedsoft.solvers.sgd import SGD
 from fedsoft.theory import quantities as q

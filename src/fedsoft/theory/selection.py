@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fedsoft.mixing import aggregation_weights, select
+from fedsoft.centers.mixing import aggregation_weights, select
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, statement, yes

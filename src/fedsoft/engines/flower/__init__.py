@@ -23,9 +23,9 @@ from fedsoft.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedsoft.runs import Stage
-    from fedsoft.spec import RunSpec
-    from fedsoft.store import RunFolder
+    from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.spec import RunSpec
+    from fedsoft.runs.stage import Stage
 
 
 def engine(address: str | None) -> NoReturn:

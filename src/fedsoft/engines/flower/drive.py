@@ -14,9 +14,11 @@ from fedsoft.checks import toml
 from fedsoft.engines.flower.loopback import Loopback
 from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.runs import Stage, stop_when_asked
-from fedsoft.spec import RunSpec
-from fedsoft.store import RunFolder, write_folder
+from fedsoft.runs.disk import write_folder
+from fedsoft.runs.execution import stop_when_asked
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 
 NODES = 4  # of a federation that is started for one run
 LOOK = 0.2  # seconds between two looks at the run's folder

@@ -27,7 +27,7 @@ import tomli_w
 from fedsoft.engines.flower.keys import make_certificates, make_key
 from fedsoft.engines.flower.starter import NODE, SERVER, write_shim
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.store import write_folder
+from fedsoft.runs.disk import write_folder
 
 HOST = "127.0.0.1"
 STARTER = "import sys; from fedsoft.engines.flower.starter import main; main(*sys.argv[1:])"

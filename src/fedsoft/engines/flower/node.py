@@ -20,12 +20,13 @@ from fedsoft.engines.flower.nodefile import NodeConfig
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.federation import Federation
-from fedsoft.guards import Care, Diverged
 from fedsoft.host import Host, Room
-from fedsoft.privacy import Privacy
-from fedsoft.runs import federation_of
-from fedsoft.spec import RunSpec
-from fedsoft.training import DTYPES, as_model
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import federation_of
+from fedsoft.training import as_model
+from fedsoft.training.preparing import DTYPES
+from fedsoft.trust.guards import Care, Diverged
+from fedsoft.trust.privacy import Privacy
 
 EXPERIMENTS = 2  # that are held in memory at once; the others are on disk
 

@@ -10,7 +10,7 @@ from fedsoft.engines.flower.journal import Journal
 from fedsoft.engines.flower.terms import Post, QuorumError, Rules
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import InputError
-from fedsoft.guards import POINTS
+from fedsoft.trust.guards import POINTS
 
 TRIES = 3  # before a node that does not say who it is is left alone
 

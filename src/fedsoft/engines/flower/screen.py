@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.guards import Facts, Guards
+from fedsoft.trust.guards import Facts, Guards
 
 Forms = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Names, types and shapes of one client's row."""

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedsoft.absence import Absent
-from fedsoft.attack import Attack
 from fedsoft.clientdata import ClientData
 from fedsoft.contract import Algorithm, Answer, Ids, Reply, State
 from fedsoft.engines.flower.journal import Journal
@@ -31,15 +29,17 @@ from fedsoft.engines.flower.terms import Post, QuorumError, Rules
 from fedsoft.engines.flower.wire import Parcel, pack
 from fedsoft.errors import InputError
 from fedsoft.federation import Federation
-from fedsoft.guards import Care, Guards
 from fedsoft.host import Cost, size_of
 from fedsoft.local import Solver
 from fedsoft.machine import memory_size
 from fedsoft.model import Model
-from fedsoft.robust import Rule
+from fedsoft.runs.folder import RunFolder
 from fedsoft.simulate import Engine
-from fedsoft.store import RunFolder
 from fedsoft.tensorfile import Blocks
+from fedsoft.trust.absence import Absent
+from fedsoft.trust.attack import Attack
+from fedsoft.trust.guards import Care, Guards
+from fedsoft.trust.robust import Rule
 from fedsoft.vault import Budget, ClientRows, Vault
 
 WHICH = ("train", "held_out")

@@ -25,9 +25,10 @@ from fedsoft.engines.flower.terms import Rules
 from fedsoft.engines.flower.wire import Parcel
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import shown
-from fedsoft.runs import Stage, execute
-from fedsoft.spec import RunSpec
-from fedsoft.store import write_folder
+from fedsoft.runs.disk import write_folder
+from fedsoft.runs.execution import execute
+from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.stage import Stage
 
 POLL = 0.2  # seconds between two looks for answers; Flower's own loop takes 3
 # A SuperNode whose run was stopped while it had a message may be one behind from then on: it sends each reply only when

@@ -34,7 +34,7 @@ from flwr.supercore import log
 from torch import Tensor
 
 from fedsoft.algorithms.fedsoft import FedSoft
-from fedsoft.mixing import aggregation_weights, ids_of, select
+from fedsoft.centers.mixing import aggregation_weights, ids_of, select
 from fedsoft.seeds import generator
 
 ARRAYS, CONFIG, IMPORTANCE, QUESTION = "arrays", "config", "importance", "query.importance"

@@ -1,0 +1,139 @@
+"""Convolutional networks that are a plain chain of layers, with their backward pass written by hand.
+
+On a CPU one client at a time is the fastest way to train a CNN: stacks of clients become grouped convolutions, which
+are slow, and the state of a stack does not fit the cache. What is left to gain lies in the steps between the products:
+no graph is recorded, memory is used again, pooling and the first convolution have loops of their own, and the gradient
+of a large fully connected layer stays a product of two thin matrices until the optimiser uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsoft.model import Layout, Outer, Params
+from fedsoft.networks import layers
+from fedsoft.networks.layers import Layer
+from fedsoft.threads import PerThread
+
+EVALUATED_AT_ONCE = 32  # images; more do not fit the cache
+FEW_TAPS = 32  # inputs to one output of a first convolution up to which patches are written out as columns
+
+
+@dataclass(frozen=True)
+class Link:
+    """A layer of the chain: how to make it, and the names of its parameters."""
+
+    make: Callable[[], Layer]
+    names: dict[str, str]
+
+
+class Chain:
+    """A network as links, ready to work in any thread."""
+
+    def __init__(self, layout: Layout, links: Sequence[Link]) -> None:
+        self.layout, self.links = layout, links
+        self.here = PerThread()
+
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
+        """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`."""
+        rows = []
+        for k, inputs in enumerate(x):
+            own = {name: part[k] for name, part in params.items()}
+            rows.append(torch.cat([self._forward(own, part).clone() for part in inputs.split(EVALUATED_AT_ONCE)]))
+        return torch.stack(rows)
+
+    def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
+        """Write the gradient of one model `w[P]` on a batch into `out[P]`, but for the products that are returned.
+
+        `slope_at` gives the slope of the loss at the outputs. The products hold memory that the next call uses again.
+        """
+        params, gradient = self.layout.unflatten(w), self.layout.unflatten(out)
+        slope: Tensor | None = slope_at(self._forward(params, x))
+        found: list[Outer] = []
+        for number, (layer, link) in reversed(list(enumerate(zip(self._layers(), self.links, strict=True)))):
+            assert slope is not None
+            own, its = ({key: part[name] for key, name in link.names.items()} for part in (params, gradient))
+            slope, outer = layer.backward(slope, own, its, number == 0)
+            found += outer
+        return found
+
+    def _forward(self, params: Params, x: Tensor) -> Tensor:
+        for layer, link in zip(self._layers(), self.links, strict=True):
+            x = layer.forward(x, {key: params[name] for key, name in link.names.items()})
+        return x
+
+    def _layers(self) -> list[Layer]:
+        """Each thread has layers, and with them memory, of its own."""
+        if not hasattr(self.here, "layers"):
+            self.here.layers = [link.make() for link in self.links]
+        return self.here.layers
+
+
+def as_chain(net: nn.Module, layout: Layout, inputs: Sequence[int]) -> Chain | None:
+    """The chain that a network for images is; None if it is none, or does not begin with a convolution."""
+    parts = _leaves(net, "")
+    if len(inputs) != 3 or not parts or type(parts[0][1]) is not nn.Conv2d:
+        return None
+    links: list[Link] = []
+    flat = False
+    for name, part in parts:
+        if flat != isinstance(part, nn.Linear | nn.Softmax) and not isinstance(part, nn.ReLU | nn.Identity):
+            return None  # images into a layer for rows, or rows into one for images
+        flat = flat or isinstance(part, nn.Flatten)
+        names = {key: f"{name}.{key}" for key, value in part.named_parameters() if value is not None}
+        if set(names.values()) - layout.shapes.keys():
+            return None  # a frozen layer
+        make = _maker(part, names, first=not links)
+        if make is not None:
+            links.append(Link(make, names))
+        elif type(part) is not nn.Identity:
+            return None
+    return Chain(layout, links)
+
+
+def _leaves(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
+    """The layers of nested `nn.Sequential`s in order, with their names."""
+    if type(net) is not nn.Sequential:
+        return None
+    found = []
+    for name, part in net.named_children():
+        inner = _leaves(part, f"{prefix}{name}.") if isinstance(part, nn.Sequential) else [(f"{prefix}{name}", part)]
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+def _maker(part: nn.Module, names: dict[str, str], first: bool) -> Callable[[], Layer] | None:
+    """How to make the layer; None for kinds and settings that have no place in a chain."""
+    if type(part) is nn.Conv2d:
+        if part.groups != 1 or part.dilation != (1, 1) or part.padding_mode != "zeros" or isinstance(part.padding, str):
+            return None
+        stride, padding, kernel = part.stride, part.padding, part.kernel_size
+        square = kernel[0] == kernel[1] and padding[0] == padding[1] and stride == (1, 1)
+        if first and square and part.in_channels * kernel[0] ** 2 <= FEW_TAPS:
+            return lambda: layers.FirstConvolution(kernel[0], int(padding[0]))
+        return lambda: layers.Convolution(stride, [int(side) for side in padding])
+    if type(part) is nn.MaxPool2d:
+        plain = (_side(part.kernel_size), _side(part.stride), _side(part.padding), _side(part.dilation)) == (2, 2, 0, 1)
+        return layers.Pool if plain and not part.ceil_mode and not part.return_indices else None
+    if type(part) is nn.Linear:
+        return lambda: layers.Full(names["weight"])
+    if type(part) is nn.ReLU:
+        return layers.Rectifier
+    if type(part) is nn.Softmax:
+        return layers.Softmax if part.dim in (1, -1) else None
+    if type(part) is nn.Flatten:
+        return layers.Flat if (part.start_dim, part.end_dim) == (1, -1) else None
+    return None
+
+
+def _side(value: Any) -> int | None:
+    """The side of a square, given as one number or as two equal ones."""
+    sides = {value} if isinstance(value, int) else set(value)
+    return sides.pop() if len(sides) == 1 else None

@@ -1,0 +1,191 @@
+"""From any torch.nn.Module to a model over a stack of clients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Container
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedsoft.errors import InputError
+from fedsoft.federation import DataShape
+from fedsoft.model import Builder, Goal, Layout, Metric, Model, Outer, Params, goal, xavier_normal
+from fedsoft.networks.chain import as_chain
+from fedsoft.seeds import generator
+from fedsoft.threads import PerThread
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def from_module(
+    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Literal["xavier", "own"] = "xavier"
+) -> Builder:
+    """A model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
+
+    def build(shape: DataShape) -> Model:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                net = make()
+            except Exception as error:  # whatever a user's function may raise
+                raise InputError(f"module: factory failed: {type(error).__name__}: {error}") from None
+        if not isinstance(net, nn.Module):
+            raise InputError(f"module: factory made a {type(net).__name__}, should be a torch.nn.Module")
+        net = copy.deepcopy(net)
+        _refuse_hidden_state(net)
+        layout = Layout({name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad})
+        if not layout.size:
+            raise InputError("module: the network has no parameters to train")
+        kept = layout.flatten({name: p.detach().float() for name, p in net.named_parameters()})
+        fixed_parts = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
+        fixed_parts |= dict(net.named_buffers())
+
+        def own(rng: np.random.Generator) -> Tensor:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(rng.integers(2**63)))
+                return layout.flatten({name: p.detach().float() for name, p in make().named_parameters()})
+
+        here = PerThread()  # a call puts parameters into the network, so every thread has one of its own
+
+        def one(params: Params, x: Tensor) -> Tensor:
+            if not hasattr(here, "net"):
+                here.net = copy.deepcopy(net)
+            still = {
+                name: b.to(x.device, x.dtype if b.is_floating_point() else None) for name, b in fixed_parts.items()
+            }
+            return _column(functional_call(here.net, {**params, **still}, (x,)), shape)
+
+        def module(params: Params) -> nn.Module:
+            made = copy.deepcopy(net).to(next(iter(params.values())).dtype).eval()
+            for name, parameter in made.named_parameters():  # not by its state: shared tensors have several names there
+                if name in params:
+                    parameter.data = params[name].clone()
+            return made
+
+        aim = goal(shape.task) if loss == "auto" else _own_goal(loss, shape)
+        draw = own if init == "own" else xavier_normal(layout, keep=kept)
+        chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
+        inside = _Inside(net, layout, shape)
+        bare = Model(layout, draw, inside.outputs, aim.loss, aim.predict, aim.metric, alone=True, module=module)
+        backends = {"loop": replace(bare, inside=inside)}
+        if _can_vmap(one, layout, kept, shape):
+            backends["stacked"] = replace(bare, forward=vmap(one), alone=False)
+        if chain is not None:
+            backends["chain"] = replace(bare, forward=chain.outputs, chain=chain)
+        return replace(backends[_best(net, backends)], backends=backends)
+
+    return build
+
+
+class _Inside:
+    """The network itself, with the parameters of one client after the other put inside.
+
+    Its own parameters become views of the client's, so that a step costs no more than in a plain loop.
+    """
+
+    def __init__(self, net: nn.Module, layout: Layout, shape: DataShape) -> None:
+        self.net, self.layout, self.shape = net, layout, shape
+        self.here = PerThread()
+
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
+        """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`; without a gradient."""
+        rows = []
+        with torch.no_grad():
+            for k, inputs in enumerate(x):
+                net, _ = self._with({name: part[k] for name, part in params.items()}, x)
+                rows.append(_column(net(inputs), self.shape))
+        return torch.stack(rows)
+
+    def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
+        """See `OneAtATime`."""
+        net, leaves = self._with(self.layout.unflatten(w), x)
+        with torch.enable_grad():
+            output = _column(net(x), self.shape)
+        parts = torch.autograd.grad(
+            output, leaves, slope_at(output.detach()), allow_unused=True, materialize_grads=True
+        )  # fmt: skip
+        torch.cat([part.reshape(-1) for part in parts], out=out)
+        return []
+
+    def _with(self, params: Params, x: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
+        """The network of this thread with these parameters, and the parameters to train."""
+        kind = (x.device, x.dtype)
+        if getattr(self.here, "kind", None) != kind:
+            net = copy.deepcopy(self.net).to(*kind)
+            found = dict(net.named_parameters())
+            self.here.net, self.here.leaves = net, [found[name] for name in self.layout.shapes]
+            self.here.kind = kind
+        for leaf, name in zip(self.here.leaves, self.layout.shapes, strict=True):
+            leaf.data = params[name]
+        return self.here.net, self.here.leaves
+
+
+def _column(out: Any, shape: DataShape) -> Any:
+    """A regression head usually ends in one unit: [B, 1] for targets [B]."""
+    column = isinstance(out, Tensor) and shape.task == "regression" and out.ndim == 2 and out.shape[1] == 1
+    return out.squeeze(1) if column else out
+
+
+def _best(net: nn.Module, backends: Container[str]) -> str:
+    """The fastest on a CPU, as measured: stacked convolutions are grouped ones, which are slow."""
+    if "chain" in backends:
+        return "chain"
+    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in net.modules())
+    return "stacked" if "stacked" in backends and not convolves else "loop"
+
+
+def _refuse_hidden_state(net: nn.Module) -> None:
+    """Averaging parameters must be all there is to averaging a model, and draws must come from `seeds`."""
+    for name, part in net.named_modules():
+        if getattr(part, "running_mean", None) is not None:
+            raise InputError(
+                f"module: '{name}' ({type(part).__name__}) keeps running statistics, which do not survive averaging: "
+                "use GroupNorm"
+            )
+        chance = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0)
+        if isinstance(chance, int | float) and chance > 0:
+            raise InputError(
+                f"module: '{name}' ({type(part).__name__}, p={chance}) draws random numbers that no seed of ours "
+                "controls: set p=0; the proximal term already regularises"
+            )
+
+
+def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor, shape: DataShape) -> bool:
+    """Some layers (recurrent ones, data-dependent control flow) cannot be stacked: those run client by client."""
+    w = kept.expand(2, -1)
+    x = torch.from_numpy(generator(0, "try").standard_normal((2, 3, *shape.input))).float()
+    try:
+        with torch.no_grad():
+            expected, alone = one(layout.unflatten(kept), x[0]), one(layout.unflatten(kept), x[0, :1])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise InputError(f"module: the network fails on 3 points of shape {list(shape.input)}: {first}") from None
+    if not isinstance(expected, Tensor):
+        raise InputError(f"module: the network's output is a {type(expected).__name__}, should be one tensor")
+    if not torch.allclose(alone, expected[:1], atol=1e-4):
+        raise InputError(
+            "module: the output for a point depends on the other points of its batch (batch statistics?): "
+            "batches are padded here, so every point must be treated on its own, for instance with GroupNorm"
+        )
+    try:
+        with torch.no_grad():
+            return bool(torch.allclose(vmap(one)(layout.unflatten(w), x)[0], expected, atol=1e-4))
+    except (RuntimeError, ValueError, TypeError):
+        return False
+
+
+def _own_goal(loss: Loss, shape: DataShape) -> Goal:
+    """A loss of the user's, which is given the outputs and targets of one flat batch."""
+
+    def stacked(output: Tensor, y: Tensor) -> Tensor:
+        values = loss(output.flatten(0, 1), y.flatten(0, 1))
+        return values.view(y.shape[:2]) if values.numel() == y.shape[0] * y.shape[1] else values.unsqueeze(0)
+
+    if shape.task == "classification":
+        return replace(goal(shape.task), loss=stacked)
+    return Goal(stacked, lambda output: output, Metric("loss", higher_is_better=False, per_point=stacked))

@@ -1,0 +1,130 @@
+"""How many points a newcomer needs: held-out error against their number, for every way to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.centers.blend import Blend
+from fedsoft.errors import InputError
+from fedsoft.newcomers.adoption import Newcomers
+from fedsoft.seeds import generator
+from fedsoft.threads import one_thread
+
+FEWEST = 5  # points
+TEST_SHARE = 1 / 3  # of a newcomer's points
+WAYS = ("center", "mixture", "personal", "alone", "best center")
+ROOM = 2**26  # numbers in the models that are solved at once
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Held-out errors, means over newcomers and repeats.
+
+    Arguments:
+        metric, higher_is_better: what is scored.
+        points: how many points the newcomer has.
+        errors: for each way to serve it one value for each of `points`. `alone` trains from nothing for as many rounds
+            as the run had; `best center` is the one that held-out points like best, whatever the newcomer has.
+        newcomers, repeats: of what the means are.
+    """
+
+    metric: str
+    higher_is_better: bool
+    points: list[int]
+    errors: dict[str, list[float]]
+    newcomers: int
+    repeats: int
+
+    def to_csv(self) -> str:
+        """One line for each number of points."""
+        lines = [",".join(["points", *self.errors])]
+        lines += [",".join([str(n), *(f"{row[i]:.6g}" for row in self.errors.values())])
+                  for i, n in enumerate(self.points)]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return dict(vars(self))
+
+
+def counts(most: int) -> list[int]:
+    """5, 10, 20, 50, 100, ... and all.
+
+    >>> counts(60)
+    [5, 10, 20, 50, 60]
+    """
+    steps = (FEWEST * f * 10**e for e in range(12) for f in (1, 2, 4))
+    return [*(n for n in steps if n < most), most]
+
+
+def learning_curve(
+    desk: Newcomers, newcomers: Sequence[tuple[Tensor, Tensor]], *, rounds: int, repeats: int = 10,
+    on_step: Callable[[int, int], object] = max,
+) -> Curve:  # fmt: skip
+    """Hold out a third of the points of every newcomer, and serve it with 5, 10, 20, ... of the others.
+
+    `on_step` is told how many of how many steps are done.
+    """
+    least = min(len(y) for _, y in newcomers)
+    if (pool := least - int(np.ceil(least * TEST_SHARE))) < FEWEST:
+        raise InputError(f"a curve needs newcomers with at least 8 points each, one has {least}")
+    wanted = counts(pool)
+    sums = {way: np.zeros(len(wanted)) for way in WAYS}
+    total = len(wanted) * len(newcomers) * repeats
+    with torch.no_grad(), one_thread():
+        for k, (x, y) in enumerate(newcomers):
+            cut = int(np.ceil(len(y) * TEST_SHARE))
+            order = torch.from_numpy(generator(desk.seed, "curve", k).permutation(len(y)))
+            test, rest = (x[order[:cut]], y[order[:cut]]), order[cut:]
+            best = _best(desk, [_score(desk, Blend.single(desk.model, c), *test) for c in desk.centers])
+            for i, n in enumerate(wanted):
+                drawn = [rest[torch.from_numpy(generator(desk.seed, "subset", k, n, r).permutation(len(rest))[:n])]
+                         for r in range(repeats)]  # fmt: skip
+                for part in _groups(drawn, desk.model.size):
+                    for way, value in _serve(desk, [(x[rows], y[rows]) for rows in part], test, rounds):
+                        sums[way][i] += value
+                sums["best center"][i] += best * repeats
+                on_step((k * len(wanted) + i + 1) * repeats, total)
+    mean = {way: (row / len(newcomers) / repeats).tolist() for way, row in sums.items()}
+    metric = desk.model.metric
+    return Curve(metric.name, metric.higher_is_better, wanted, mean, len(newcomers), repeats)
+
+
+def _groups(rows: list[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """As many at once as there is room for."""
+    count = max(1, ROOM // size // 8)
+    yield from (rows[i : i + count] for i in range(0, len(rows), count))
+
+
+def _best(desk: Newcomers, values: list[float]) -> float:
+    return max(values) if desk.model.metric.higher_is_better else min(values)
+
+
+def _score(desk: Newcomers, blend: Blend, x: Tensor, y: Tensor) -> float:
+    data = desk.points([(x, y)])
+    return float(desk.model.metric.per_point(blend.predict(data.x)[None], data.y[None]).double().mean())
+
+
+def _serve(
+    desk: Newcomers, pairs: list[tuple[Tensor, Tensor]], test: tuple[Tensor, Tensor], rounds: int
+) -> Iterator[tuple[str, float]]:
+    """The sum over newcomers of the held-out error, for every way to serve them."""
+    data, model = desk.points(pairs), desk.model
+    losses, _, u = desk.explain(data)
+    best = desk.centers[data.mean_by_client(losses).argmin(1)]
+    names = [str(k) for k in range(len(data))]
+    personal = desk.personal(data, u, best, names)
+    w, moments = model.draw(generator(desk.seed, "alone")).to(best).repeat(len(data), 1), None
+    for t in range(max(1, rounds)):
+        w, moments = desk.solve(data, w, None, names, "alone", t, moments=moments)
+    for k in range(len(data)):
+        yield "center", _score(desk, Blend.single(model, best[k]), *test)
+        yield "mixture", _score(desk, Blend(model, desk.centers, u[k].to(best)), *test)
+        yield "personal", _score(desk, Blend.single(model, personal[k]), *test)
+        yield "alone", _score(desk, Blend.single(model, w[k]), *test)

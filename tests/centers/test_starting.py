@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedsoft as fs
+from fedsoft.centers.starting import corners
+from fedsoft.seeds import generator
+from fedsoft.training import Run, prepare
+from tests.helpers import Pairs, federation, regression_clients
+
+SGD = fs.SGD(lr=0.02, epochs=2, batch=5)
+STARTERS = (fs.FedSoft, fs.FedEM, fs.FedRoute)
+
+
+def gram(w: Tensor) -> Tensor:
+    w = w - w.mean(0)
+    return w @ w.T
+
+
+def mixtures(S: int, m: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random models of S sources, and those of m clients that mix them, the first S clients not at all."""
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((S, size))
+    u = np.concatenate([np.eye(S), rng.dirichlet(np.ones(S), m - S)])
+    order = rng.permutation(m)
+    return torch.from_numpy(theta), torch.from_numpy(u[order] @ theta)
+
+
+def same_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether two sets of models are the same up to their order."""
+    away = torch.cdist(a, b)
+    return bool((away.amin(0) < 1e-7).all() and (away.amin(1) < 1e-7).all())
+
+
+# --- corners ----------------------------------------------------------------------------------------------------------
+
+
+@given(S=st.integers(1, 5), more=st.integers(0, 20), seed=st.integers(0, 10_000))
+def test_the_corners_of_mixtures_without_noise_are_the_sources(S: int, more: int, seed: int) -> None:
+    theta, w = mixtures(S, S + more, 8, seed)
+    found = corners(gram(w), S)
+    assert torch.allclose(found.sum(1), torch.ones(S).double(), atol=1e-9)
+    assert same_rows(found @ w, theta) or S == 1
+    if S == 1:
+        assert torch.allclose((found @ w)[0], w.mean(0), atol=1e-9)
+
+
+def test_three_clients_on_a_line_by_hand() -> None:
+    # The mean is 3; 10 is farthest from it, and 0 is farthest from 10.
+    w = torch.tensor([[0.0], [10.0], [-1.0]]).double()
+    assert (corners(gram(w), 2) @ w).flatten().tolist() == pytest.approx([10.0, -1.0])
+
+
+def successive_projection(w: np.ndarray, S: int) -> np.ndarray:
+    """The same by singular vectors of the models themselves, corner by corner."""
+    mean = w.mean(0)
+    v = np.linalg.svd(w - mean)[2][: S - 1]
+    flat = mean + (w - mean) @ v.T @ v
+    found = [int(np.argmax(np.linalg.norm(flat - mean, axis=1)))]
+    while len(found) < S:
+        rest = []
+        for row in flat:
+            away = row - flat[found[0]]
+            if len(found) > 1:
+                basis = np.linalg.qr((flat[found[1:]] - flat[found[0]]).T)[0]
+                away = away - basis @ (basis.T @ away)
+            rest.append(np.linalg.norm(away))
+        found.append(int(np.argmax(rest)))
+    return flat[found]
+
+
+@pytest.mark.parametrize("S", [2, 3, 4])
+def test_noise_beyond_the_first_components_is_left_out_as_in_the_plain_loop(S: int) -> None:
+    _, w = mixtures(S, 30, 12, seed=S)
+    w = w + 0.05 * torch.from_numpy(np.random.default_rng(1).standard_normal(w.shape))
+    assert (corners(gram(w), S) @ w).numpy() == pytest.approx(successive_projection(w.numpy(), S), abs=1e-8)
+
+
+def test_the_order_of_clients_does_not_matter_to_corners() -> None:
+    _, w = mixtures(3, 12, 6, seed=4)
+    w = w + 0.01 * torch.from_numpy(np.random.default_rng(1).standard_normal(w.shape))
+    order = torch.from_numpy(np.random.default_rng(2).permutation(12))
+    assert torch.allclose(corners(gram(w), 3) @ w, corners(gram(w[order]), 3) @ w[order], atol=1e-9)
+
+
+def test_fewer_corners_than_centers_are_used_again() -> None:
+    w = torch.tensor([[0.0, 1.0], [2.0, 5.0]]).double()
+    found = corners(gram(w), 5) @ w
+    assert same_rows(found, w)
+    assert torch.allclose(corners(gram(w[:1]), 3) @ w[:1], w[:1].expand(3, -1))
+
+
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+
+def fitted(algorithm: Any, pairs: Pairs, rounds: int, local: Any = SGD, **options: Any) -> Run:
+    return fs.fit(
+        algorithm, federation(pairs), options.pop("model", fs.models.linear()), rounds=rounds, local=local,
+        dtype="float64", **options,
+    )  # fmt: skip
+
+
+def pure_and_mixed() -> tuple[Tensor, Pairs]:
+    """Clients without noise: two of one source each, the others' least squares somewhere between."""
+    theta = torch.tensor([[3.0, -2.0], [-1.0, 4.0]]).double()
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    pairs = [(x, x @ theta[0]), (x, x @ theta[1])]
+    mixed = torch.cat([x[:2] @ theta[0], x[2:] @ theta[1]])
+    return theta, [*pairs, (x, mixed), (x, mixed)]
+
+
+@pytest.mark.parametrize("algorithm", STARTERS)
+@pytest.mark.parametrize(("settings", "rounds"), [({"first": "simplex"}, 1), ({"first": "warm", "warm": 2}, 3)])
+def test_linear_models_start_at_the_corners_of_least_squares(algorithm: Any, settings: Any, rounds: int) -> None:
+    theta, pairs = pure_and_mixed()
+    if algorithm is fs.FedRoute:
+        rounds = 1  # needs no FedAvg before, since these corners do not depend on where it starts
+    run = fitted(algorithm(S=2, **settings), pairs, rounds)  # exact whatever the local solver is
+    assert same_rows(run.state["centers"], theta)
+    assert run.history[-1]["gradients"] == 16
+    assert int(run.state["age"]) == 0
+
+
+@pytest.mark.parametrize("algorithm", STARTERS)
+def test_a_warm_start_begins_as_fedavg(algorithm: Any) -> None:
+    pairs, model = regression_clients(), fs.models.mlp(hidden=[4])
+    run = fitted(algorithm(S=3, K=5, first="warm", warm=4), pairs, 4, model=model)
+    average = fitted(fs.FedAvg(K=5), pairs, 4, model=model)
+    for center in run.state["centers"]:
+        assert torch.allclose(center, average.state["centers"][0], atol=1e-12)
+    assert [r["gradients"] for r in run.history] == [r["gradients"] for r in average.history]
+
+
+@pytest.mark.parametrize("algorithm", STARTERS)
+def test_networks_start_at_the_corners_of_one_task_each(algorithm: Any) -> None:
+    pairs, seed = regression_clients(), 3
+    model = fs.models.mlp(hidden=[4])
+    run = fitted(algorithm(S=3, first="simplex"), pairs, 1, model=model, seed=seed)
+    one = [run.model.draw(generator(seed, "center", 0)).double()[None]] * len(pairs)
+    simulation = prepare(fs.FedAvg(), federation(pairs), model, seed=seed, local=SGD, dtype="float64")
+    site = simulation.host._site(simulation.host.data, simulation.everyone, 0)
+    w, _ = site.solve(torch.cat(one), label="exploration")
+    assert same_rows(run.state["centers"], torch.from_numpy(successive_projection(w.numpy(), 3)))
+    assert run.history[0]["gradients"] == SGD.epochs * sum(len(y) for _, y in pairs)
+
+
+@pytest.mark.parametrize("algorithm", STARTERS)
+def test_a_start_that_nobody_answers_is_tried_again(algorithm: Any) -> None:
+    pairs = regression_clients()
+    simulation = prepare(algorithm(S=2, first="simplex"), federation(pairs), fs.models.linear(), seed=0, local=SGD)
+    simulation.absent = lambda job, t, names: np.full(len(names), t < 2)
+    with torch.no_grad():
+        state = first = simulation.start()
+        for t in range(3):
+            assert torch.equal(state["centers"], first["centers"])
+            state, _ = simulation.round(state, t)
+    assert int(state["age"]) == 0
+    assert not torch.equal(state["centers"][0], state["centers"][1])
+
+
+def test_a_start_by_draws_is_as_it_was() -> None:
+    for algorithm in (fs.FedSoft, fs.FedEM):
+        run = fitted(algorithm(S=2), regression_clients(), 0)
+        drawn = torch.stack([run.model.draw(generator(0, "center", s)) for s in range(2)]).double()
+        assert torch.equal(run.state["centers"], drawn)
+        assert "age" not in run.state
+
+
+def test_clients_of_fedsoft_go_on_from_their_own_model() -> None:
+    theta, pairs = pure_and_mixed()
+    run = fitted(fs.FedSoft(S=2, first="simplex"), pairs, 1)
+    assert torch.allclose(run.engine.memory["w"][:2], theta, atol=1e-9)

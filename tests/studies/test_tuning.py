@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedsoft.errors import InputError
+from fedsoft.reports.trials import table
+from fedsoft.runs import spec
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec
+from fedsoft.studies.compare import entries, read_algorithms, total, variant
+from fedsoft.studies.farm import Outcome
+from fedsoft.studies.tuning import Grid, Trial, Tuning, first_runs, judge, trial_runs, tune
+
+SMALL = ["clients=8", "points=[20, 30]", "K=4", "epochs=2", "test_points=20", "rounds=4"]
+
+
+def small(*changes: str) -> RunSpec:
+    return spec.read("synthetic-10-90", [*SMALL, *changes])
+
+
+def test_settings_of_the_solver_and_the_source_go_where_they_belong() -> None:
+    made = entries(small(), "fedsoft,ifca(local.lr=0.1, average=gradient),fedavg(source=1, local.epochs=7)", [0])
+    soft, ifca, oracle = (entry.spec for entry in made)
+    assert ifca.local.settings == soft.local.settings | {"lr": 0.1}
+    assert ifca.algorithm.settings["average"] == "gradient"
+    assert (oracle.source, oracle.local.settings["epochs"]) == (1, 7)
+    assert oracle.algorithm.settings == {"K": 4}
+    assert made[2].label == "fedavg(source=1, local.epochs=7)"
+    with pytest.raises(InputError, match="unknown setting of adam 'lrr'"):
+        entries(small(), "ifca(local.lrr=1)", [0])
+    with pytest.raises(InputError, match="source = -1 is not allowed"):
+        entries(small(), "ifca(source=-1)", [0])
+
+
+def test_the_grid_is_around_the_preset() -> None:
+    grid = Grid.around(small(), factors=(0.5, 1, 2))
+    assert grid == Grid((0.0025, 0.005, 0.01), (1, 2))
+    assert Grid.around(small("epochs=1")).epochs == (1,)
+    assert Grid.around(small(), [0.1], [3, 4]).points == [(0.1, 3), (0.1, 4)]
+    with pytest.raises(InputError, match="'exact' has no 'lr'"):
+        Grid.around(spec.read("synthetic-10-90", ["local.name=exact"]))
+    with pytest.raises(InputError, match=r"held_out = 0"):
+        first_runs(small("held_out=0"), [0])
+
+
+def trial(label: str, lr: float, *scores: float) -> Trial:
+    return Trial(label, lr, 2, scores, (4,) * len(scores), ("r",) * len(scores))
+
+
+def tuning(*trials: Trial, higher: bool = False) -> Tuning:
+    return Tuning(small(), "mse", higher, (1, 2), trials)
+
+
+def test_the_best_is_that_of_the_smallest_mean_and_failures_never_are() -> None:
+    nan = float("nan")
+    a, b, c = trial("ifca", 0.1, 3.0, 5.0), trial("ifca", 0.2, 3.5, 4.0), trial("ifca", 0.3, 1.0, nan)
+    assert tuning(a, b, c).best == {"ifca": b}
+    assert tuning(a, b, c, higher=True).best == {"ifca": a}
+    assert tuning(c).best == {}
+    assert not tuning(a, b, c).at_the_edge("ifca")
+    assert tuning(a, b, c, higher=True).at_the_edge("ifca")
+    assert not tuning(a, b, higher=True).at_the_edge("ifca")  # two rates are both at the edge
+    assert "failed" in str([list(column.cells) for column in table(tuning(a, b, c)).columns])
+    assert tuning(c).to_dict()["trials"][0]["held_out"] == [1.0, None]
+
+
+def test_the_file_begins_with_the_preset_and_is_read_by_compare(tmp_path: Path) -> None:
+    same, other = trial("fedsoft", 0.005, 1.0), trial("fedavg(source=1)", 0.25, 1.0)
+    path = tmp_path / "tuned.toml"
+    path.write_text(tuning(same, other).to_toml())
+    assert tomllib.loads(path.read_text())["algorithms"] == [
+        "fedsoft",
+        "fedavg(source=1, local.lr=0.25, local.epochs=2)",
+    ]
+    made = entries(small(), read_algorithms(str(path)), [0])
+    assert [entry.spec.local.settings["lr"] for entry in made] == [0.005, 0.25]
+    path.write_text(tuning(trial("fedsoft", 0.5, 1.0)).to_toml())
+    assert len(entries(small(), read_algorithms(str(path)), [0])) == 2
+    with pytest.raises(InputError, match="cannot be read"):
+        read_algorithms(str(tmp_path / "none.toml"))
+
+
+def test_scores_are_those_of_held_out_points_and_nothing_else(tmp_path: Path) -> None:
+    wanted = trial_runs(small(), ["fedavg"], Grid((0.1, 0.2), (1,)), {7: 500})
+    assert [spec.work for specs in wanted.values() for spec in specs] == [500, 500]
+    assert [spec.seed for specs in wanted.values() for spec in specs] == [7, 7]
+    keys = ("metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle")
+
+    def ended(spec: RunSpec) -> Outcome:
+        folder = RunFolder.create(tmp_path / spec.id, spec)
+        good = spec.local.settings["lr"] == 0.1
+        scores = dict.fromkeys(keys) | {"metric": "mse", "higher_is_better": False}
+        # The truth says the opposite of the held-out points.
+        scores |= {"centers": [[9.0 if good else 0.0] * 2], "personal_held_out": {"mean": 1.0 if good else 2.0}}
+        folder.write("scores.json", json.dumps(scores).encode())
+        return Outcome(spec, folder)
+
+    assert judge(small(), wanted, ended).best["fedavg"].lr == 0.1
+
+
+@pytest.mark.engine
+def test_tuning_finds_a_rate_that_is_not_absurd_under_the_same_work(tmp_path: Path) -> None:
+    found = tune(
+        small("rounds=20"), "fedsoft,fedavg(source=0)", [5], tmp_path,
+        grid=Grid((1e-6, 0.05), (1, 2)), jobs=2, share={}, on_progress=id,
+    )  # fmt: skip
+    assert found is not None
+    assert len(found.trials) == 8
+    assert {trial.lr for trial in found.best.values()} == {0.05}
+    allowed = total(RunFolder.open(tmp_path / first_runs(small("rounds=20"), [5])[0].id), "work")
+    for one in found.trials:
+        spent = total(RunFolder.open(tmp_path / one.runs[0]), "work")
+        assert allowed * 0.5 < spent <= allowed * 1.1
+    assert variant(small(), "fedavg", {"source": 0}).source == 0
+
+
+@pytest.mark.engine
+def test_the_command(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "fedsoft"
+    options = [part for change in SMALL for part in ("--set", change)]
+    command = [program, "tune", "synthetic-10-90", "-a", "fedsoft,local", "--lr", "0.01,0.1", "--epochs", "2", *options]
+    done = subprocess.run([*command, "--seeds", "9"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "held out" in done.stdout
+    folder = next(tmp_path.glob("runs/tune-*"))
+    assert len(json.loads((folder / "trials.json").read_text())["trials"]) == 4
+    assert "fedsoft compare synthetic-10-90 -a" in done.stdout
+    bad = subprocess.run([*command, "--lr", "0,x"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error: --lr '0,x' is not allowed")
