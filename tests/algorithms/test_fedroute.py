@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.algorithms.fedroute import PHASES, SHARE
+from fedsoft.algorithms.fedroute import PHASES, SHARE, TIED, _parts
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
@@ -56,7 +56,9 @@ def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, rng: np.random.Genera
     return w
 
 
-def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[np.ndarray, np.ndarray, list[float]]:
+def plain_rounds(
+    pairs: Pairs, c: np.ndarray, rounds: int, eps: float, ties: int = 0
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Routed rounds as they are written: client by client, point by point, center by center."""
     S, u, losses = len(c), [np.full(len(c), 1 / len(c)) for _ in pairs], []
     for t in range(rounds):
@@ -70,8 +72,12 @@ def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[
             u[k] = q.mean(0)
             expected += float((q * each).sum())
             points += len(y)
+            chosen, chance = q.argmax(1), generator(0, "ties", t, str(k)).random((len(y), S))
+            for i in range(len(y)) if t < ties else ():
+                alike = [s for s in range(S) if q[i, s] >= TIED * q[i].max()]
+                chosen[i] = max(alike, key=lambda s: chance[i, s])
             for s in range(S):
-                mine = q.argmax(1) == s
+                mine = chosen == s
                 if mine.any():
                     total[s] += mine.sum() * local_sgd(c[s], x[mine], y[mine], generator(0, "batches", t, str(k)))
                 given[s] += mine.sum()
@@ -80,15 +86,28 @@ def plain_rounds(pairs: Pairs, c: np.ndarray, rounds: int, eps: float) -> tuple[
     return c, np.array(u), losses
 
 
-def test_routed_rounds_equal_the_plain_loop() -> None:
+@pytest.mark.parametrize("ties", [0, 2, 9])
+def test_routed_rounds_equal_the_plain_loop(ties: int) -> None:
     pairs = class_clients()
-    run = fitted(fs.FedRoute(S=3, first="xavier", hard=0, trial=0), pairs, 4, SOFTMAX)
+    run = fitted(fs.FedRoute(S=3, first="xavier", hard=0, trial=0, ties=ties), pairs, 4, SOFTMAX)
     first = torch.stack([run.model.draw(generator(0, "center", s)) for s in range(3)]).double().numpy()
-    c, u, losses = plain_rounds(pairs, first, 4, 0.05)
+    c, u, losses = plain_rounds(pairs, first, 4, 0.05, ties)
     assert run.state["centers"].numpy() == pytest.approx(c, abs=1e-9)
     assert run.state["u"].numpy() == pytest.approx(u, abs=1e-9)
     assert [record["routed_loss"] for record in run.history] == pytest.approx(losses, abs=1e-9)
     assert np.abs(c - first).max() > 0.05
+
+
+def test_points_that_several_centers_explain_alike_go_to_any_of_them() -> None:
+    simulation, _ = at(fs.FedRoute(S=3), class_clients((500, 700)), SOFTMAX)
+    site = simulation.host._site(simulation.host.data, simulation.everyone, 0)
+    q = torch.tensor([[0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).repeat_interleave(torch.tensor([900, 300]), 0)
+    parts = _parts(site, q, 0.3)
+    assert torch.equal(parts, _parts(site, q, 0.3))  # named draws
+    shares = torch.bincount(parts[:900], minlength=3) / 900
+    assert shares.tolist() == pytest.approx([0.5, 0.5, 0.0], abs=0.06)  # 0.1 < 0.3 * 0.5
+    assert parts[900:].tolist() == [0] * 300
+    assert _parts(site, q, 1.0).tolist() == [0] * 1200
 
 
 def test_every_point_is_used_once_whatever_S_is() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.centers.mixing import SWEEPS, posterior, soft_weights, unmix
+from fedsoft.centers.mixing import unmix
+from fedsoft.centers.posterior import SWEEPS, posterior, soft_weights
 from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
 from fedsoft.training import Run

@@ -8,7 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.centers.mixing import Participants, check_participants, participants, posterior
+from fedsoft.centers.blend import mixed
+from fedsoft.centers.mixing import Participants, check_participants, participants
+from fedsoft.centers.posterior import posterior
 from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
 from fedsoft.checks import settings
 from fedsoft.contract import Ask, Memory, Reply, Site, State, job
@@ -119,9 +121,7 @@ class FedEM(Starts):
         c, pi = shared["centers"], mine["pi"]
         if self.predict_with == "largest":
             return site.predictions(c[pi.argmax(1)])
-        each = torch.stack([site.predictions(center.expand(len(site), -1)) for center in c])  # [S, points, ...]
-        share = pi[site.data.owners].T
-        return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+        return mixed(site, c, pi)
 
     def _estimates(self, site: Site) -> bool:
         """Whether the loss is a square whose scale is to be found."""

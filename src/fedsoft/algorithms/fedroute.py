@@ -11,9 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.centers.blend import mixed
 from fedsoft.centers.collapse import unused
 from fedsoft.centers.leastsquares import parted, solved, sums
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants, posterior
+from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
+from fedsoft.centers.posterior import posterior
 from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
 from fedsoft.checks import settings
 from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
@@ -25,6 +27,7 @@ HARD, TRIAL, ROUTED = range(3)
 PHASES = ("hard", "trial", "routed")
 SETTLE = 5  # rounds between two looks for twins
 SHARE = 0.3  # of the clients take part in the trial
+TIED = 0.3  # of the largest posterior is nearly as probable
 
 
 @settings
@@ -50,6 +53,11 @@ class FedRoute(Starts):
     the other clients under the hard centers, everybody routes to these, and the copies are forgotten. If that does not
     happen within `trial` rounds, hard rounds go on.
 
+    A source may be explained nearly as well by the center of another one that it does not conflict with. Its points
+    would then be divided between the two by chance, and stay so: a center knows best what it was trained on. So in the
+    first `ties` routed rounds a point goes to any of the centers whose q_i(s) is at least 0.3 of the largest, drawn anew
+    in every round. Both learn all of these points, and afterwards the client's prior decides.
+
     With squared loss exp(-l) is that of a Gaussian: l_s(i) = r_s(i)^2 / (2 s2), s2 being the mean of q_i(s) r_s(i)^2
     over all points of the last round, and at first that of min_s r_s(i)^2 at the client. Models that are linear in
     their parameters then need no descent and no hard rounds. Clients send sums, and centers are least squares over all
@@ -68,6 +76,7 @@ class FedRoute(Starts):
         warm: these rounds; none where least squares tell the corners.
         hard: hard rounds before points are routed.
         trial: rounds in which routing may show its worth; 0 to route without.
+        ties: rounds after it in which points that several centers explain alike go to any of them.
         gain: the loss of routed points that is good enough, as a share of the loss of hard clients.
         eps: share of the prior that is even.
         reseed: a center that is hardly used (less than a tenth of an even share of the points) is replaced in a routed
@@ -94,6 +103,7 @@ class FedRoute(Starts):
     warm: Annotated[int, Field(ge=0)] = 6
     hard: Annotated[int, Field(ge=0)] = 6
     trial: Annotated[int, Field(ge=0)] = 4
+    ties: Annotated[int, Field(ge=0)] = 12
     gain: Annotated[float, Field(gt=0)] = 0.67
     eps: Annotated[float, Field(ge=0, lt=1)] = 0.05
     reseed: bool = False
@@ -104,7 +114,7 @@ class FedRoute(Starts):
         check_participants("FedRoute", self.K, clients)
 
     def init(self, site: Site, clients: int) -> State:
-        """First centers and even shares. `tried`: the centers of the trial. `left`: its rounds."""
+        """First centers and even shares. `tried`: the centers of the trial. `left`: its rounds, then those of ties."""
         linear = site.model.features is not None
         state = first_state(site, self.S, "simplex" if linear and self.first == "warm" else self.first, self.warm)
         c = state["centers"]
@@ -112,7 +122,8 @@ class FedRoute(Starts):
         return state | {
             "u": c.new_full((clients, self.S), 1 / self.S),
             "s2": c.new_tensor(0.0 if site.model.loss is squared_loss else 0.5),  # 0: not known yet, 1/2: as it is
-            "linear": torch.tensor(linear), "phase": torch.tensor(phase), "left": torch.tensor(self.trial),
+            "linear": torch.tensor(linear), "phase": torch.tensor(phase),
+            "left": torch.tensor(self.trial if phase == TRIAL else self.ties),
             "tried": c.clone(), "trial_k": torch.zeros(clients, dtype=torch.bool, device=c.device),
         }  # fmt: skip
 
@@ -152,7 +163,9 @@ class FedRoute(Starts):
     def routed(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any], which: str, age: int) -> State:
         """After a routed round: centers from the points that they were given, and the scale of the noise."""
         c, linear = state[which], bool(state["linear"])
-        answer = ask("gather" if linear else "route", ids, centers=c, s2=state["s2"])
+        ties = not linear and which == "centers" and int(state["left"]) > 0
+        job = {"tied": c.new_tensor(TIED if ties else 1.0)} if not linear else {}
+        answer = ask("gather" if linear else "route", ids, centers=c, s2=state["s2"], **job)
         notes["answered"] += len(answer.ids)
         if not len(answer.ids):
             return state
@@ -168,6 +181,8 @@ class FedRoute(Starts):
         loss = notes["routed_loss"] = _mean(ask, answer, "loss")
         s2 = state["s2"] if float(state["s2"]) == 0.5 else c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
         state = state | {"u": answer.update("u", state["u"]), which: new.to(c.dtype), "s2": s2}
+        if ties:
+            state = state | {"left": state["left"] - 1}
         return self.reseeded(state, ask, answer) if self.reseed and not linear and which == "centers" else state
 
     def begun(self, state: State, ask: Ask) -> State:
@@ -181,9 +196,8 @@ class FedRoute(Starts):
     def judged(self, state: State, notes: Mapping[str, Any]) -> State:
         """Everybody routes when that has shown its worth; it is given up when the trial is over."""
         if notes.get("routed_loss", math.inf) <= self.gain * notes.get("hard_loss", 0.0):
-            return state | {
-                "phase": torch.tensor(ROUTED)
-            }  # from the hard centers: few clients have made the tried ones
+            # From the hard centers: few clients have made the tried ones.
+            return state | {"phase": torch.tensor(ROUTED), "left": torch.tensor(self.ties)}
         left = int(state["left"]) - 1
         return state | {"left": torch.tensor(left), "phase": torch.tensor(TRIAL if left else HARD)}
 
@@ -222,7 +236,7 @@ class FedRoute(Starts):
         """Every point for its most probable center."""
         c, data = shared["centers"], site.data
         q, _, mine, reply = self._shares(site, mine, shared)
-        part = q.argmax(1)
+        part = _parts(site, q, float(shared["tied"]))
         given = data.mean_by_client(one_hot(part, self.S).to(c.dtype)) * data.sizes[:, None]
         w = site.solve_parts(c.expand(len(site), -1, -1), part)
         return mine, reply | {"sum": w * given[:, :, None], "n": given}
@@ -238,9 +252,7 @@ class FedRoute(Starts):
         c, u = shared["centers"], mine["u"]
         if self.predict_with == "largest":
             return site.predictions(c[u.argmax(1)])
-        each = torch.stack([site.predictions(center.expand(len(site), -1)) for center in c])  # [S, points, ...]
-        share = u[site.data.owners].T
-        return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+        return mixed(site, c, u)
 
     def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Tensor, Memory, Reply]:
         """The posterior and the losses of every point, what the client keeps of it, and what it tells of it."""
@@ -251,6 +263,15 @@ class FedRoute(Starts):
         q = posterior(losses, prior[data.owners], s2[data.owners, None])
         u, loss = data.mean_by_client(q), data.mean_by_client((q * losses).sum(1)) / _outputs(site)
         return q, losses, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
+
+
+def _parts(site: Site, q: Tensor, tied: float) -> Tensor:
+    """The center for each point: the most probable one, or any of those that are nearly as probable, by chance."""
+    if tied >= 1:
+        return q.argmax(1)
+    draws = zip(site.generators("ties"), site.data.sizes.tolist(), strict=True)
+    chance = torch.as_tensor(np.concatenate([g.random((n, q.shape[1])) for g, n in draws]), device=q.device)
+    return torch.where(q >= tied * q.amax(1, keepdim=True), chance, -1.0).argmax(1)
 
 
 def _outputs(site: Site) -> int:

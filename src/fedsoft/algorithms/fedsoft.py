@@ -10,7 +10,6 @@ from torch import Tensor
 from fedsoft.batches import Prox
 from fedsoft.centers.collapse import reseeded
 from fedsoft.centers.mixing import (
-    SWEEPS,
     Participants,
     aggregation_weights,
     average,
@@ -18,9 +17,9 @@ from fedsoft.centers.mixing import (
     ids_of,
     importance_weights,
     select,
-    soft_weights,
     unmix,
 )
+from fedsoft.centers.posterior import SWEEPS, soft_weights
 from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
 from fedsoft.checks import settings
 from fedsoft.contract import Answer, Ask, Means, Memory, Reply, Site, State, job, prefixed, under

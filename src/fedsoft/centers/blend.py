@@ -37,6 +37,13 @@ class Blend:
         return torch.cat(parts)
 
 
+def mixed(site: Site, models: Tensor, shares: Tensor) -> Tensor:
+    """What clients predict for their points with all of `models[S, P]`, added up by each client's `shares[m, S]`."""
+    each = torch.stack([site.predictions(w.expand(len(site), -1)) for w in models])  # [S, points, ...]
+    share = shares[site.data.owners].T
+    return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+
+
 @dataclass(frozen=True)
 class _Listening(Site):
     """A site that answers its j-th question for predictions with the j-th unit vector, and keeps the models."""

@@ -18,9 +18,6 @@ Participants = Annotated[int, Field(ge=1)] | Literal["all"]
 """How many clients are drawn in a round: a number K, or everybody."""
 
 
-SWEEPS = 10  # of EM, over a client's own shares and scale
-
-
 def as_it_is(shares: Tensor, sweep: int = 0) -> Tensor:
     """Shares that hide nothing."""
     return shares
@@ -36,41 +33,6 @@ def importance_weights(
     """
     votes = one_hot(losses.argmin(1), losses.shape[1]).to(losses.dtype)
     return hidden(data.mean_by_client(votes), 0).clamp(min=sigma)
-
-
-def posterior(losses: Tensor, prior: Tensor, s2: Tensor | float = 0.5) -> Tensor:
-    """q_i(s) in proportion to prior_s exp(-loss_s(i) / (2 s2)), from `losses[points, S]` and a `prior` of that form.
-
-    s2 = 1/2 takes the loss as it is: the negative logarithm of a likelihood. For squared loss it is the variance of
-    the noise.
-    """
-    tiny = torch.finfo(losses.dtype).tiny
-    # One center of every point has 0 here and a finite logarithm beside it, however small the prior or s2 became.
-    beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
-    return torch.softmax(prior.clamp(min=tiny).log() - beyond, dim=1)
-
-
-def soft_weights(
-    losses: Tensor, data: ClientData, sigma: float, outputs: int | None, sweeps: int = SWEEPS,
-    hidden: Callable[[Tensor, int], Tensor] = as_it_is,
-) -> Tensor:  # fmt: skip
-    """u_ks = max(mean_i q_i(s), sigma), q and the prior u_k learnt from each other in a few sweeps of EM.
-
-    They start at even shares. For squared loss of so many `outputs` every client finds the variance of its noise beside
-    them: the mean of the smallest losses at first, then of those that q expects. Without `outputs` losses are taken as
-    they are. `hidden` may put noise on the shares of every sweep: the next one sees only those.
-    """
-    owners, tiny = data.owners, torch.finfo(losses.dtype).tiny
-    u = losses.new_full((len(data), losses.shape[1]), 1 / losses.shape[1])
-    s2 = losses.new_full((len(data),), 0.5)
-    if outputs is not None:
-        s2 = (data.mean_by_client(losses.amin(1)) / outputs).clamp(min=tiny)
-    for sweep in range(sweeps):
-        q = posterior(losses, u[owners], s2[owners, None])
-        u = hidden(data.mean_by_client(q), sweep)
-        if outputs is not None:
-            s2 = (data.mean_by_client((q * losses).sum(1)) / outputs).clamp(min=tiny)
-    return u.clamp(min=sigma)
 
 
 def aggregation_weights(u: Tensor, n: Tensor) -> Tensor:

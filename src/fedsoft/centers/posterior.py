@@ -1,22 +1,24 @@
 """Which center made which point: mixtures, noise scale and intervals from the losses of points under given centers.
 
-Everything here is about centers that stay as they are, so the likelihood is concave in the mixture and EM finds its
-only maximum.
+Centers stay as they are here, so the likelihood is concave in the mixture and EM finds its only maximum.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedsoft.centers.mixing import as_it_is
 from fedsoft.clientdata import ClientData
 
 STEPS, CLOSE = 1000, 1e-7  # EM ends when no share moves by more than this
 ROUGH_STEPS, ROUGH = 200, 1e-4  # the same where many clients are looked at, and nobody reads a single share
 HALVINGS = 24  # an end of an interval is known to 2^-24
+SWEEPS = 10  # of EM, over a client's own shares and scale, in every round of training
 
 
 def log_density(losses: Tensor, s2: float | None, outputs: int = 1) -> Tensor:
@@ -29,16 +31,46 @@ def log_density(losses: Tensor, s2: float | None, outputs: int = 1) -> Tensor:
     return -losses.double() / (2 * s2) - outputs / 2 * math.log(2 * math.pi * s2)
 
 
-def posterior(logp: Tensor, data: ClientData, u: Tensor) -> Tensor:
-    """q_i(s), the probability that center s made point i of a client with mixture `u[m, S]`."""
-    return torch.softmax(u.clamp(min=torch.finfo(u.dtype).tiny).log()[data.owners] + logp, dim=1)
+def posterior(losses: Tensor, prior: Tensor, s2: Tensor | float = 0.5) -> Tensor:
+    """q_i(s) in proportion to prior_s exp(-loss_s(i) / (2 s2)), from `losses[points, S]` and a `prior` of that form.
+
+    s2 = 1/2 takes the loss as it is: the negative logarithm of a likelihood. For squared loss it is the variance of
+    the noise.
+    """
+    tiny = torch.finfo(losses.dtype).tiny
+    # One center of every point has 0 here and a finite logarithm beside it, however small the prior or s2 became.
+    beyond = (losses - losses.amin(1, keepdim=True)) / (2 * s2)
+    return torch.softmax(prior.clamp(min=tiny).log() - beyond, dim=1)
+
+
+def soft_weights(
+    losses: Tensor, data: ClientData, sigma: float, outputs: int | None, sweeps: int = SWEEPS,
+    hidden: Callable[[Tensor, int], Tensor] = as_it_is,
+) -> Tensor:  # fmt: skip
+    """u_ks = max(mean_i q_i(s), sigma), q and the prior u_k learnt from each other in a few sweeps of EM.
+
+    They start at even shares. For squared loss of so many `outputs` every client finds the variance of its noise beside
+    them: the mean of the smallest losses at first, then of those that q expects. Without `outputs` losses are taken as
+    they are. `hidden` may put noise on the shares of every sweep: the next one sees only those.
+    """
+    owners, tiny = data.owners, torch.finfo(losses.dtype).tiny
+    u = losses.new_full((len(data), losses.shape[1]), 1 / losses.shape[1])
+    s2 = losses.new_full((len(data),), 0.5)
+    if outputs is not None:
+        s2 = (data.mean_by_client(losses.amin(1)) / outputs).clamp(min=tiny)
+    for sweep in range(sweeps):
+        q = posterior(losses, u[owners], s2[owners, None])
+        u = hidden(data.mean_by_client(q), sweep)
+        if outputs is not None:
+            s2 = (data.mean_by_client((q * losses).sum(1)) / outputs).clamp(min=tiny)
+    return u.clamp(min=sigma)
 
 
 def mixtures(logp: Tensor, data: ClientData, *, rough: bool = False) -> Tensor:
     """The mixture of every client under which its points are most likely, `[m, S]`, by EM from equal shares."""
     u = logp.new_full((len(data), logp.shape[1]), 1 / logp.shape[1])
     for _ in range(ROUGH_STEPS if rough else STEPS):
-        before, u = u, data.mean_by_client(posterior(logp, data, u))
+        before, u = u, data.mean_by_client(posterior(-logp, u[data.owners]))
         if not float((u - before).abs().nan_to_num().max()) > (ROUGH if rough else CLOSE):
             break
     return u
@@ -54,7 +86,7 @@ def noise_scale(losses: Tensor, data: ClientData, outputs: int = 1) -> float:
     s2 = max(float(squares.amin(1).mean()) / outputs, floor)
     u = squares.new_full((len(data), squares.shape[1]), 1 / squares.shape[1])
     for _ in range(ROUGH_STEPS):
-        before, q = s2, posterior(log_density(squares, s2, outputs), data, u)
+        before, q = s2, posterior(squares, u[data.owners], s2)
         u = data.mean_by_client(q)
         s2 = max(float((q * squares).sum(1).mean()) / outputs, floor)
         if abs(s2 - before) <= ROUGH * before:

@@ -150,7 +150,7 @@ class Newcomers:
             losses = losses_of_all(model, data, centers).double()
             s2 = noise_scale(losses, data, _outputs(data)) if model.loss is squared_loss else None
             logp = log_density(losses, s2, _outputs(data))
-            usual = (posterior(logp, data, mixtures(logp, data, rough=True)) * losses).sum(1)
+            usual = (posterior(-logp, mixtures(logp, data, rough=True)[data.owners]) * losses).sum(1)
         return Newcomers(
             federation, model, solver, centers, lam, seed, s2, usual, data, federation.train.augment,
             _guess(model, data),
@@ -166,7 +166,7 @@ class Newcomers:
         with torch.no_grad(), one_thread():
             losses, logp, u = self.explain(data)
             span = interval(logp, u[0], level)
-            q = posterior(logp, data, u)
+            q = posterior(-logp, u[data.owners])
             fit = self.judge(float((q * losses).sum(1).mean()), len(losses))
             mean = losses.mean(0)
             return Adopted(

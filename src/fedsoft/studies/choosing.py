@@ -152,7 +152,8 @@ class View:
 
     def assignment(self) -> Tensor:
         """The posterior of every training point, `[points, S]`."""
-        return posterior(log_density(self.losses[0], self.s2, self.outputs), self.train, self.mixture)
+        logp = log_density(self.losses[0], self.s2, self.outputs)
+        return posterior(-logp, self.mixture[self.train.owners])
 
     def likelihood(self) -> float:
         """The mean log-likelihood of the training points."""
