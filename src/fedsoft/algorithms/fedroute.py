@@ -55,8 +55,8 @@ class FedRoute(Starts):
 
     A source may be explained nearly as well by the center of another one that it does not conflict with. Its points
     would then be divided between the two by chance, and stay so: a center knows best what it was trained on. So in the
-    first `ties` routed rounds a point goes to any of the centers whose q_i(s) is at least 0.3 of the largest, drawn anew
-    in every round. Both learn all of these points, and afterwards the client's prior decides.
+    first `ties` routed rounds a point goes to any center whose q_i(s) is at least 0.3 of the largest, drawn anew in
+    every round. Both learn all of these points, and afterwards the client's prior decides.
 
     With squared loss exp(-l) is that of a Gaussian: l_s(i) = r_s(i)^2 / (2 s2), s2 being the mean of q_i(s) r_s(i)^2
     over all points of the last round, and at first that of min_s r_s(i)^2 at the client. Models that are linear in

@@ -4,6 +4,7 @@ Where clients mix the same S sources, the model of a client alone is (about) the
 by its shares. So the models of many clients lie in a simplex whose corners are the centers. They are found by principal
 components (S - 1 of them: what lies beyond is noise) and successive projection: the client farthest from the mean is
 the first corner, the one farthest from it the second, the one farthest from the line through both the third, and so on.
+Single clients are noisy, and none may be pure. So from there a small simplex is fitted that holds all models.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ First = Literal["xavier", "warm", "simplex"]
 corners of these models are the centers. `warm`: the same, after some rounds of FedAvg on the common draw."""
 
 FLAT = 1e-9  # a direction of less than this share of the spread is none
+CLOSE = 1e-6  # outside by less than this share of the simplex is inside
+TURNS, STEPS, RIDGE = 100, 10, 0.01  # of fitting a simplex; the ridge is a share of the clients of a corner
 
 
 def first_state(site: Site, S: int, first: First, warm: int) -> State:
@@ -45,24 +48,67 @@ def older(state: State) -> State:
 def corners(gram: Tensor, S: int) -> Tensor:
     """From the inner products `gram[m, m]` of m centred models to weights `[S, m]`: corner s is their weighted sum.
 
-    Weights may be negative, each row sums to 1: a corner is a client's model without what lies beyond the first S - 1
-    principal components. When there are fewer corners than S, they are used again in turn.
+    Weights may be negative, each row sums to 1: what lies beyond the first S - 1 principal components is left out. When
+    there are fewer corners than S, they are used again in turn.
     """
     m = len(gram)
     values, vectors = torch.linalg.eigh(gram.double())
     kept = [j for j in range(m - 1, max(-1, m - S), -1) if values[j] > FLAT * values[-1]]
-    places, rest = vectors[:, kept] * values[kept].sqrt(), None
+    scale = values[kept].sqrt()
+    places = vectors[:, kept] * scale
+    found = fitted_simplex(places, places[_farthest(places, min(S, len(kept) + 1))])
+    weights = 1 / m + (found / scale) @ vectors[:, kept].T
+    return weights[[s % len(found) for s in range(S)]]
+
+
+def _farthest(places: Tensor, count: int) -> list[int]:
+    """Successive projection: the rows of `places[m, d]` farthest from the mean, from the first, from their line, ..."""
     found: list[int] = []
     rest = places
-    for _ in range(min(S, len(kept) + 1)):
+    for _ in range(count):
         found.append(int(rest.square().sum(1).argmax()))
         if len(found) == 1:
             rest = places - places[found[0]]
         else:
             along = rest[found[-1]] / rest[found[-1]].norm()
             rest = rest - (rest @ along)[:, None] * along
-    weights = 1 / m + vectors[:, kept] @ vectors[found][:, kept].T
-    return weights.T[[s % len(found) for s in range(S)]]
+    return found
+
+
+def fitted_simplex(places: Tensor, first: Tensor) -> Tensor:
+    """The corners `[c, d]` of the simplex that holds the rows of `places[m, d]`, from `first[c, d]` on.
+
+    In turns, the shares with which each row is nearest to a mixture of the corners (a few projected gradients), and the
+    corners by least squares from all rows and their shares, with a little ridge towards their mean: of the simplices
+    that hold the rows, a small one. Nothing is changed where `first` holds them all, as it does on a line.
+    """
+    c, count, m = first, len(first), len(places)
+    if count == 1 or _inside(places, first):
+        return c
+    shares = places.new_full((m, count), 1 / count)
+    ridge = RIDGE * m / count * torch.eye(count, dtype=c.dtype, device=c.device)
+    for _ in range(TURNS):
+        step = 1 / torch.linalg.matrix_norm(c @ c.T, 2)
+        for _ in range(STEPS):
+            shares = onto_simplex(shares - step * (shares @ c - places) @ c.T)
+        c = torch.linalg.solve(shares.T @ shares + ridge, shares.T @ places + ridge @ c.mean(0).expand(count, -1))
+    return c
+
+
+def _inside(places: Tensor, c: Tensor) -> bool:
+    """Whether the simplex of c = d + 1 corners holds all rows: no share of any is below 0."""
+    shares = torch.linalg.solve(
+        torch.cat([c.T, c.new_ones(1, len(c))]), torch.cat([places.T, c.new_ones(1, len(places))])
+    )
+    return bool(shares.min() > -CLOSE)
+
+
+def onto_simplex(v: Tensor) -> Tensor:
+    """The nearest rows that are at least 0 and sum to 1."""
+    order = v.sort(dim=1, descending=True).values
+    excess = (order.cumsum(1) - 1) / torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device)
+    last = (order > excess).sum(1, keepdim=True) - 1
+    return (v - excess.gather(1, last)).clamp(min=0)
 
 
 class Starts:
