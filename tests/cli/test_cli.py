@@ -114,6 +114,24 @@ def test_show_and_ls(run: Any) -> None:
     assert run("resume", "synthetic")[0] == 0
 
 
+def test_ls_tells_runs_apart(run: Any) -> None:
+    run("run", "synthetic-10-90", *FAST, "--set", "lam=0.1", "--set", "work=1")
+    run("run", "synthetic-10-90", *FAST, "--set", "local=sgd", "--set", "lr=1e30")
+    out, rows = run("ls")[1], json.loads(run("ls", "--json")[1])
+    budget, diverged = (line for line in out.splitlines() if line.startswith("synthetic"))
+    assert all(word in budget for word in ("lam=0.1", "work=1", "1/3", "finished (budget of work)"))
+    assert all(word in diverged for word in ("local=sgd", "lr=1e+30", "0/3", "diverged"))
+    assert rows[0]["settings"]["algorithm.lam"] == 0.1
+    assert [row["state"] for row in rows] == ["finished (budget of work)", "diverged"]
+    name = rows[1]["run"]
+    assert "diverged after round 0 of 3" in run("show", name)[1]
+    code, _, err = run("resume", name)
+    assert code == 2
+    assert "would again with the same settings" in " ".join(err.split())
+    assert "local.lr" in err
+    assert json.loads(run("show", name, "--json")[1])["runs"][0]["diverged"]
+
+
 def test_a_toml_file_runs(run: Any, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'rounds = 2\nalgorithm = "fedsoft"\nmodel = "mlp"\npartition = "random"\n'

@@ -39,6 +39,12 @@ class Terminal(Console):
 
 
 out, err = Terminal(), Terminal(stderr=True)
+PAGE = 110  # signs in a line of a table that goes into a file
+
+
+def page() -> Terminal:
+    """Where wide tables are printed: the terminal, or lines that are long but still read well in a file."""
+    return out if out.is_terminal else Terminal(width=max(out.width, PAGE))
 
 
 def preset_names(incomplete: str) -> list[str]:

@@ -27,10 +27,11 @@ from fedsoft.cli.common import (
     changes,
     err,
     out,
+    page,
     parse_seeds,
     print_json,
 )
-from fedsoft.errors import InputError, StoreError
+from fedsoft.errors import DivergedError, InputError, StoreError
 
 if TYPE_CHECKING:
     from fedsoft.runs.folder import RunFolder
@@ -112,7 +113,7 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     if json_:
         print_json(runs_list(runs))
     elif runs:
-        out.print(runs_table(runs))
+        page().print(runs_table(runs))
     else:
         out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
 
@@ -122,7 +123,7 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
 
     `check`: also look at the saved state of a finished run.
     """
-    from fedsoft.engines import NEEDS
+    from fedsoft.engines import NEEDS, whole_runs
     from fedsoft.errors import unknown
     from fedsoft.machine import check_workers, memory_size
     from fedsoft.progress import Progress
@@ -153,6 +154,11 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
             with contextlib.suppress(StoreError):  # who may only read need not draw
                 _draw(known)
             return known
+        if whole_runs(share["engine"]) is None and (problem := known.diverged) is not None:
+            raise DivergedError(
+                f"{path.name} diverged after round {len(known.records())}, and would again with the same settings: "
+                f"{problem} ('fedsoft run ... --again' plays it anew)"
+            )
         err.print(f"taking up {path.name} after round {done}", markup=False)
     with Progress(err, spec, done) as progress:
         stage = Stage(**share, on_round=progress.update, say=say)
@@ -200,6 +206,8 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
+    from fedsoft.reports.tables import state_of
+
     records = folder.records()
     return {
         "run": folder.name,
@@ -212,5 +220,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),
         "bytes_up": sum(record.get("bytes_up", 0) for record in records),
         "kept": folder.kept,
+        "state": state_of(folder),
+        "diverged": folder.diverged,
         "scores": folder.scores(),
     }

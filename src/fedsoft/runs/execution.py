@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedsoft.engines import whole_runs
-from fedsoft.errors import InputError, StoreError, WorkerLost
+from fedsoft.errors import DivergedError, InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.runs.finding import find_run
 from fedsoft.runs.folder import Checkpoint, RunFolder
@@ -66,6 +66,8 @@ def carry_on(folder: RunFolder, stage: Stage, *, again: bool = False) -> tuple[R
         )
     if not over and elsewhere is not None:
         return elsewhere(spec, folder.path, stage)
+    if not over and isinstance(stage.engine, str) and (problem := folder.diverged) is not None:
+        raise DivergedError(problem)  # the same numbers would come again; at nodes others may answer
     try:
         federation, engine = build(spec, replace(stage, engine="local", address=None) if over else stage)
     except InputError as error:
@@ -141,11 +143,15 @@ def _carry(
     mending = Mending(engine)
     asked = threading.Event()
     with folder.lock():
+        folder.diverge(None)
         while True:
             try:
                 return folder, _play(folder, spec, federation, engine, stage, asked)
             except WorkerLost as lost:
                 mending.after(lost, len(folder.records()))
+            except DivergedError as error:
+                folder.diverge(str(error))
+                raise
 
 
 def _play(

@@ -24,6 +24,7 @@ TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_ev
        "guard", "diverged", "privacy", *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
 DIVERGED = ("stop", "drop")
+SOLVER = "adam"  # unless told
 VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
 PATHS = ("path", "data_dir")  # settings of data sets that name files
 
@@ -84,7 +85,7 @@ class RunSpec:
             if key not in parts:
                 raise InputError(f"the run has no [{key}]: give it a name, for instance {key} = "
                                  f'"{plugins.names(PARTS[key])[0]}"')  # fmt: skip
-        parts.setdefault("local", _part("local", "adam"))
+        parts.setdefault("local", _part("local", SOLVER))
         dataset = plugins.find("datasets", parts["dataset"].name)
         if "partition" in parts and "partition" not in plugins.parameters(dataset):
             raise InputError(f"dataset '{parts['dataset'].name}' takes no partition: leave [partition] out")
@@ -242,6 +243,7 @@ def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -
             some = ", ".join(name for name, preset in presets().items() if preset.fast is not None)
             raise InputError(f"--fast: '{source}' has no table [fast], so no fast variant (presets with one: {some})")
         raw, label = _varied(raw, table), f"{label}-fast"
+    raw.setdefault("local", SOLVER)  # so that its settings can be changed
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
     before = _name_of(raw.get("algorithm"))
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
