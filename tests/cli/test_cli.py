@@ -206,8 +206,8 @@ def test_list(run: Any, kind: str) -> None:
         (["run", "synthetic-10-9"], "did you mean 'synthetic-10-90'"),
         (["run", "missing.toml"], "cannot read 'missing.toml'"),
         (["run", "synthetic-10-90", "--fast"], "--fast: 'synthetic-10-90' has no table [fast]"),
-        (["run", "synthetic-10-90", "--set", "K=101"], "K = 101"),
-        (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "fedsoft.S = 0"),
+        (["run", "synthetic-10-90", "--set", "K=101"], "algorithm.K = 101"),
+        (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "algorithm.S = 0"),
         (["run", "synthetic-10-90", "--seed", "1", "--seeds", "0..4"], "cannot be given together"),
         (["run", "synthetic-10-90", "--seeds", "4..0"], "is empty"),
         (["run", "synthetic-10-90", "--seeds", "x"], "0..4"),
@@ -224,6 +224,24 @@ def test_list(run: Any, kind: str) -> None:
         (["show", "/"], "not the folder of a fedsoft run"),
         (["list", "algorithm"], "did you mean 'algorithms'"),
         (["run", "synthetic-10-90", "--out", "/dev/null/x"], "cannot write to"),
+        (["run", "synthetic-10-90", "--set", "points=[9, 5]"], "dataset.points = (9, 5) is not allowed"),
+        (
+            ["run", "synthetic-10-90", "--set", "first=simplex", "--set", "aggregate=unmix", "--set", "model=mlp"],
+            "algorithm.aggregate = 'unmix' is not allowed for this model",
+        ),
+        (
+            ["run", "synthetic-10-90", "--keep", "0"],
+            "--keep 0 is not allowed: should be at least 1 (see 'fedsoft run --help')",
+        ),
+        (["run", "synthetic-10-90", "--seed", "x"], "--seed 'x' is not allowed: should be a whole number"),
+        (["adopt", "x", "--data", "y", "--level", "half"], "--level 'half' is not allowed: should be a number"),
+        (["run", "synthetic-10-90", "--round", "3"], "unknown option '--round': did you mean '--rounds'?"),
+        (["run"], "PRESET|FILE.toml is missing (see 'fedsoft run --help')"),
+        (["adopt", "x"], "--data is missing (see 'fedsoft adopt --help')"),
+        (["runn"], "unknown command 'runn': did you mean 'run'?"),
+        (["paper", "list"], "unknown command 'list': did you mean 'ls'?"),
+        (["run", "synthetic-10-90", "more"], "unexpected extra argument (more) (see 'fedsoft run --help')"),
+        (["flower", "up", "--nodes"], "option '--nodes' requires an argument"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str], words: str) -> None:
@@ -234,6 +252,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str
     assert words in err
     assert err.strip().count("\n") == 0
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["paper"]])
+def test_a_command_alone_shows_its_help(run: Any, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert "Usage: " + " ".join(["fedsoft", *arguments]) in out
+    assert err == ""
 
 
 def test_a_damaged_run_is_refused_and_listed_as_such(run: Any, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from fedsoft.cli.usage import usage
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import shown
 
@@ -151,7 +153,14 @@ def _top(
 def main() -> NoReturn:
     """Entry point: errors of the user are one sentence and exit code 2."""
     try:
-        app()
+        code = app(prog_name="fedsoft", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:  # its help is on the screen
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        err.print(Text.assemble(("error: ", "bold red"), shown(usage(error))), soft_wrap=True)
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(1)
     except FedsoftError as error:
         err.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(2)
@@ -162,4 +171,4 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         err.print("stopped; what was saved before is unharmed")
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

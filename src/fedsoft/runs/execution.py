@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from fedsoft.checks import renamed
 from fedsoft.engines import whole_runs
 from fedsoft.errors import DivergedError, InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.runs.finding import find_run
 from fedsoft.runs.folder import Checkpoint, RunFolder
 from fedsoft.runs.spec import RunSpec
-from fedsoft.runs.stage import Stage, build, reads_files
+from fedsoft.runs.stage import Stage, build, owners, reads_files
 from fedsoft.simulate import Engine
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
@@ -142,7 +143,7 @@ def _carry(
     engine.use_folder(folder.path)
     mending = Mending(engine)
     asked = threading.Event()
-    with folder.lock():
+    with folder.lock(), renamed(owners(spec)):
         folder.diverge(None)
         while True:
             try:

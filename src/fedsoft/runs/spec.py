@@ -13,13 +13,10 @@ from typing import Any
 import tomli_w
 
 from fedsoft import plugins
-from fedsoft.checks import toml
+from fedsoft.checks import renamed, toml
 from fedsoft.errors import InputError, unknown
+from fedsoft.plugins import PARTS
 
-PARTS = {
-    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
-    "robust": "rules", "attack": "attacks",
-}  # fmt: skip
 TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "data_seed", "variant",
        "guard", "diverged", "privacy", *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
@@ -203,7 +200,8 @@ def _privacy(raw: Any) -> dict[str, Any]:
 
     if not isinstance(raw, dict):
         raise InputError(f"privacy = {raw!r} is not allowed: should be a table such as [privacy] counts = 2.0")
-    return asdict(Privacy(**raw))
+    with renamed({"Privacy": "privacy"}):
+        return asdict(Privacy(**raw))
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
