@@ -337,3 +337,11 @@ def test_a_diverged_run_says_so_and_is_not_played_again(tmp_path: Path) -> None:
 def test_runs_that_end_in_other_ways_have_not_diverged(whole: RunFolder) -> None:
     assert whole.diverged is None
     assert not (whole.path / "diverged.json").exists()
+
+
+def test_more_centers_than_clients_are_noted_when_a_run_begins(tmp_path: Path) -> None:
+    said: list[str] = []
+    chosen = small("algorithm.S=13", "rounds=1")
+    for _ in range(2):
+        execute(chosen, tmp_path / "run", Stage(say=said.append))
+    assert said == ["S = 13 centers for 12 clients: some will have hardly any data to learn from"]

@@ -206,7 +206,9 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
+    from fedsoft.centers.collapse import standing
     from fedsoft.reports.tables import state_of
+    from fedsoft.trust.guards import silence
 
     records = folder.records()
     return {
@@ -222,5 +224,6 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "kept": folder.kept,
         "state": state_of(folder),
         "diverged": folder.diverged,
+        "warnings": [*silence(records), *standing(records)],
         "scores": folder.scores(),
     }

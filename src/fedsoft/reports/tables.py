@@ -17,7 +17,7 @@ from fedsoft.errors import FedsoftError
 from fedsoft.runs.apart import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
-from fedsoft.trust.guards import exclusions
+from fedsoft.trust.guards import exclusions, silence, unheard
 from fedsoft.trust.privacy import below, statements, why_withheld
 
 Scores = dict[str, Any]
@@ -124,7 +124,8 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
             left = Text(f"diverged {where}: {problem}", style="yellow")
         else:
             left = Text(f"stopped {where}: go on with  fedsoft resume {folder.name}")
-        told = [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
+        told = [Text(f"Warning: {text}", style="yellow") for text in silence(records)]
+        told += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
         return Group(head, left, *told, cost_text(records), *_kept(folder))
     hidden = withheld_centers(spec, records)
     scores = without_centers(scores, [*hidden])
@@ -139,7 +140,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
-    parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Warning: {text}", style="yellow") for text in [*silence(records), *standing(records)]]
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].get("privacy", {}) if records else {})]
     parts += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
@@ -235,12 +236,14 @@ def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
 
 
 def state_of(folder: RunFolder) -> str:
-    """Whether a run is finished, with the budget that ended it where one did; else diverged, or stopped."""
+    """Whether a run is finished, with what is odd about its end; else diverged, or stopped."""
     if folder.scores() is None:
         return "stopped" if folder.diverged is None else "diverged"
-    spec = folder.spec()
+    spec, records = folder.spec(), folder.records()
+    if unheard(records) is not None:
+        return "finished (nobody answered)"
     budgets = [name for name, limit in (("work", spec.work), ("bytes", spec.bytes)) if limit is not None]
-    spent = budgets and len(folder.records()) < spec.rounds
+    spent = budgets and len(records) < spec.rounds
     return f"finished (budget of {' or '.join(budgets)})" if spent else "finished"
 
 

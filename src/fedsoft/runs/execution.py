@@ -26,7 +26,7 @@ from fedsoft.runs.stage import Stage, build, owners, reads_files
 from fedsoft.simulate import Engine
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
-from fedsoft.training import Limit, Mending, Run, closing_work, play
+from fedsoft.training import Limit, Mending, Run, closing_work, crowded, play
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
@@ -51,6 +51,8 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     with contextlib.closing(engine):
         told = _told(federation) if reads_files(spec) else ""
         folder = RunFolder.create(path, spec, federation.fingerprint, told, stage.keep)
+        if (note := crowded(engine.algorithm, len(federation))) is not None:
+            stage.say(note)
         return _carry(folder, spec, federation, engine, stage)
 
 
