@@ -119,10 +119,10 @@ def test_ls_tells_runs_apart(run: Any) -> None:
     run("run", "synthetic-10-90", *FAST, "--set", "local=sgd", "--set", "lr=1e30")
     out, rows = run("ls")[1], json.loads(run("ls", "--json")[1])
     budget, diverged = (line for line in out.splitlines() if line.startswith("synthetic"))
-    assert all(word in budget for word in ("lam=0.1", "work=1", "1/3", "finished (budget of work)"))
+    assert all(word in budget for word in ("lam=0.1", "work=1", "1/3", "finished (budget)"))
     assert all(word in diverged for word in ("local=sgd", "lr=1e+30", "0/3", "diverged"))
     assert rows[0]["settings"]["algorithm.lam"] == 0.1
-    assert [row["state"] for row in rows] == ["finished (budget of work)", "diverged"]
+    assert [row["state"] for row in rows] == ["finished (budget)", "diverged"]
     name = rows[1]["run"]
     assert "diverged after round 0 of 3" in run("show", name)[1]
     code, _, err = run("resume", name)

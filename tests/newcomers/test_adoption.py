@@ -217,10 +217,10 @@ def test_files_that_do_not_fit_are_one_sentence(
 def test_numbered_classes_that_the_run_has_not_are_named(tmp_path: Path) -> None:
     fed = Federation.from_clients([(np.eye(3, 2), np.array([0, 1, 2]))], held_out=0.0)
     (tmp_path / "new.csv").write_text("u,v,y\n1,2,0\n1,2,3\n")
-    with pytest.raises(InputError, match="'new.csv' has 3 in line 3, column 'y', but classes should be 0 to 2"):
+    with pytest.raises(InputError, match=r"'new\.csv' has 3 in line 3, column 'y', but classes should be 0 to 2"):
         read_newcomers(tmp_path / "new.csv", fed)
     (tmp_path / "new.csv").write_text("u,v,y\n1,2,1\n1,2,many\n")
-    with pytest.raises(InputError, match="'many' in line 3, column 'y'.*the run's data has numbers"):
+    with pytest.raises(InputError, match=r"'many' in line 3, column 'y'.*the run's data has numbers"):
         read_newcomers(tmp_path / "new.csv", fed)
 
 

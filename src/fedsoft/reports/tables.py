@@ -242,9 +242,8 @@ def state_of(folder: RunFolder) -> str:
     spec, records = folder.spec(), folder.records()
     if unheard(records) is not None:
         return "finished (nobody answered)"
-    budgets = [name for name, limit in (("work", spec.work), ("bytes", spec.bytes)) if limit is not None]
-    spent = budgets and len(records) < spec.rounds
-    return f"finished (budget of {' or '.join(budgets)})" if spent else "finished"
+    budget = spec.work is not None or spec.bytes is not None
+    return "finished (budget)" if budget and len(records) < spec.rounds else "finished"
 
 
 def size(count: float) -> str:
