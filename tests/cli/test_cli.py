@@ -319,3 +319,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     listed = fedsoft("ls", cwd=tmp_path)
     assert "stopped" in listed.stdout
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 110), ("80", 110), ("160", 160)])
+def test_tables_in_a_file_are_neither_crammed_nor_endless(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsoft.cli.common import page
+
+    monkeypatch.setenv("COLUMNS", columns)
+    assert page().width == width

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,7 +17,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fedsoft.cli.usage import usage
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import FedsoftError, FilesGone, InputError
 from fedsoft.escape import shown
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
@@ -111,6 +112,15 @@ RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communicatio
 def changes(set_: list[str] | None, rounds: int | None) -> list[str]:
     """All changes that were asked for, as `key=value`."""
     return [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+
+
+@contextlib.contextmanager
+def files_told_by(how: str) -> Iterator[None]:
+    """Where the files of a run are gone, tell what to type."""
+    try:
+        yield
+    except FilesGone as error:
+        raise FilesGone(error.what, how) from None
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:

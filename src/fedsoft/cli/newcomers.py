@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsoft.cli.common import JsonOption, RunArgument, app, err, out, print_json
-from fedsoft.errors import InputError
+from fedsoft.errors import FilesGone, InputError
 from fedsoft.escape import file_name, shown
 
 if TYPE_CHECKING:
@@ -169,7 +169,12 @@ def _load(root: Path, name: str) -> tuple[Run, RunSpec, str]:
 
     folder = find_run(root, name)
     with err.status(f"loading {folder.name} ..."):
-        run = load(folder.path.absolute())
+        try:
+            run = load(folder.path.absolute())
+        except FilesGone as error:
+            raise InputError(
+                f"{error.what}: put it back, it is needed to check what the run has learned from"
+            ) from None
     if not run.rounds:
         raise InputError(f"run '{folder.name}' has not played a round: finish it with 'fedsoft resume {folder.path}'")
     if not run.is_over:

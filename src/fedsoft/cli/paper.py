@@ -47,7 +47,7 @@ def ls(
     from fedsoft.reports.tables import duration
     from fedsoft.studies.farm import processes
 
-    library, many = Library(out_dir), processes(jobs)
+    library, many = Library(out_dir, looks=True), processes(jobs)
     found = chosen(items or [])
     rows = []
     for name, group in [*((item.id, [item]) for item in found), ("all", found)]:

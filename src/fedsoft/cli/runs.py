@@ -26,6 +26,7 @@ from fedsoft.cli.common import (
     app,
     changes,
     err,
+    files_told_by,
     out,
     page,
     parse_seeds,
@@ -68,7 +69,10 @@ def run(
     share = {
         "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep
     }  # fmt: skip
-    folders = [carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
+    folders = []
+    for path, spec in ((place(spec, out_dir, again=again), spec) for spec in wanted):
+        with files_told_by(f"fedsoft resume {path} --data PATH"):
+            folders.append(carry_out(spec, path, share))
     show_runs(folders, json_)
 
 
@@ -92,7 +96,8 @@ def resume(
         "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep,
         "data": data,
     }  # fmt: skip
-    show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
+    with files_told_by("--data PATH"):
+        show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
