@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args
@@ -26,6 +26,7 @@ from fedsoft.federation import Federation
 from fedsoft.modelcard import Card, card
 from fedsoft.runs.disk import write_folder
 from fedsoft.runs.spec import RunSpec
+from fedsoft.scores import Scores
 from fedsoft.threads import one_thread
 from fedsoft.training import Run
 
@@ -94,11 +95,43 @@ def export(
         format: `safetensors`, `onnx` (needs the extra `onnx`) or `torch`.
         spec, name: of a saved run, for the card.
     """
+    _check_form(run, format)
+    return _export(run, Path(folder), _blends(run, client), format, spec, name, run.scores())
+
+
+def export_clients(
+    run: Run,
+    folder: str | Path,
+    *,
+    format: Format = "safetensors",
+    spec: RunSpec | None = None,
+    name: str = "",
+    on_step: Callable[[int, int], object] | None = None,
+) -> list[Exported]:
+    """Write the models of all clients, a folder each, see `export`; `on_step` is told how many of how many are done."""
+    _check_form(run, format)
+    scores, found, taken = run.scores(), [], set[str]()
+    for k in range(len(run.federation)):
+        ((key, blend),) = _blends(run, k).items()
+        key = f"{key}-{k}" if key in taken else key  # two names may become the same
+        taken.add(key)
+        found.append(_export(run, Path(folder) / key, {key: blend}, format, spec, name, scores))
+        if on_step is not None:
+            on_step(k + 1, len(run.federation))
+    return found
+
+
+def _check_form(run: Run, format: Format) -> None:
     if format not in FORMATS:
         raise InputError(f"format = '{format}' is not allowed: should be one of {', '.join(FORMATS)}")
     if run.model.module is None:
         raise InputError("this model cannot be exported: give the network as fedsoft.models.module(...)")
-    blends = _blends(run, client)
+
+
+def _export(
+    run: Run, folder: Path, blends: dict[str, Blend], format: Format, spec: RunSpec | None, name: str, scores: Scores
+) -> Exported:
+    """Write some models into one folder."""
     nets = {key: [_network(blend, w) for w in blend.w] for key, blend in blends.items()}
     files: dict[str, bytes] = {}
     code: str | None = ""
@@ -117,9 +150,9 @@ def export(
             code = _code(next(iter(nets.values()))[0], spec)
             files["model.py"] = _program(code, shares, run.federation).encode()
         about = Card(run, spec, name, format, tuple(blends), tuple(files), blends, asks=code is None)
-        files["model-card.md"] = card(about).encode()
-    write_folder(Path(folder), files)
-    return Exported(Path(folder), format, tuple(blends), tuple(files))
+        files["model-card.md"] = card(about, scores).encode()
+    write_folder(folder, files)
+    return Exported(folder, format, tuple(blends), tuple(files))
 
 
 def _blends(run: Run, client: SupportsIndex | str | None) -> dict[str, Blend]:

@@ -341,7 +341,9 @@ def test_a_run_whose_data_is_elsewhere_now_is_told_so(tmp_path: Path, monkeypatc
     with pytest.raises(StoreError, match="the data has changed"):
         fs.load(tmp_path / "run", data=tmp_path / "moved")
     (tmp_path / "moved" / "a.npz").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"not an \.npz archive") as told:  # the files are there: no word about other places
+    with pytest.raises(
+        InputError, match=r"not an \.npz archive"
+    ) as told:  # the files are there: no word about other places
         fs.load(tmp_path / "run", data=tmp_path / "moved")
     assert "where it is now" not in str(told.value)
     with pytest.raises(InputError, match="reads no files"):
