@@ -54,6 +54,9 @@ class Exported:
 class Predictor(nn.Module):
     """From raw inputs to values or probabilities: plain networks with a share each."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, nets: Sequence[nn.Module], shares: Tensor, federation: Federation) -> None:
         super().__init__()
         self.nets = nn.ModuleList(nets)
@@ -62,10 +65,16 @@ class Predictor(nn.Module):
         self.column = not self.classes and federation.train.y.ndim == 1
         self.images = federation.train.x.dtype == torch.uint8
         self.kind = next(nets[0].parameters()).dtype
+        self.scaled = (scale := federation.scale) is not None
+        if scale is not None:
+            self.register_buffer("mean", scale.mean)
+            self.register_buffer("deviation", scale.deviation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The prediction for `x[points, ...]`."""
+        """The prediction for `x[points, ...]`, as inputs are in files."""
         x = x.to(self.kind) / 255 if self.images else x
+        if self.scaled:
+            x = ((x.double() - self.mean) / self.deviation).to(self.kind)
         each = [share * self._head(net(x)) for share, net in zip(self.shares, self.nets, strict=True)]
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
@@ -135,12 +144,14 @@ def _export(
     nets = {key: [_network(blend, w) for w in blend.w] for key, blend in blends.items()}
     files: dict[str, bytes] = {}
     code: str | None = ""
+    scale = run.federation.scale
     with torch.no_grad(), one_thread():
         x = run.federation.train.x[:SAMPLE]
+        x = x if scale is None else scale.back(x)
         sample = x if x.dtype == torch.uint8 else x.to(run.state["centers"].dtype)
         for key, blend in blends.items():
             predictor = Predictor(nets[key], blend.shares, run.federation)
-            _check(key, predictor(sample), blend.predict(sample))
+            _check(key, predictor(sample), blend.predict(run.federation.as_seen(sample)))
             if format == "onnx":
                 files[f"{key}.onnx"] = _onnx(key, predictor, sample)
             else:
@@ -149,6 +160,8 @@ def _export(
             shares = {key: dict(zip(_names(key, b), b.shares.tolist(), strict=True)) for key, b in blends.items()}
             code = _code(next(iter(nets.values()))[0], spec)
             files["model.py"] = _program(code, shares, run.federation).encode()
+        if scale is not None and format == "safetensors":
+            files["scale.safetensors"] = safe_bytes({"mean": scale.mean, "deviation": scale.deviation})
         about = Card(run, spec, name, format, tuple(blends), tuple(files), blends, asks=code is None)
         files["model-card.md"] = card(about, scores).encode()
     write_folder(folder, files)
@@ -259,6 +272,13 @@ def _program(code: str | None, shares: dict[str, dict[str, float]], federation: 
         else code
     )
     scaled = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
+    constants = ""
+    if (scale := federation.scale) is not None:
+        scaled = "((x.double() - MEAN) / DEVIATION).float()"
+        values = (("MEAN", scale.mean), ("DEVIATION", scale.deviation))
+        constants = "".join(
+            f"{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n" for name, value in values
+        )
     heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
     head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
@@ -274,7 +294,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 SHARES = {shares!r}
-
+{constants}
 
 {code}
 

@@ -67,9 +67,25 @@ def _data(about: Card) -> str:
         lines.insert(0, f"data set: {plain(f'{about.spec.dataset.name} ({settings})')}")
         if about.spec.partition is not None:
             lines.insert(1, f"partition: {plain(about.spec.partition.to_dict())}")
+    if federation.scale is not None:
+        lines.append(f"inputs are scaled to mean 0 and deviation 1: {_scaling(about)}")
     if federation.columns.features:
         lines.append(f"columns: {', '.join(map(plain, federation.columns.features))}")
     return "## Data\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _scaling(about: Card) -> str:
+    """Who scales inputs, and by what."""
+    federation = about.run.federation
+    if federation.scale is None:
+        return ""
+    within = about.format != "safetensors"
+    who = "inside of the model" if within else "give the network (x - mean) / deviation, both in `scale.safetensors`"
+    names, mean, deviation = federation.columns.features, federation.scale.mean, federation.scale.deviation
+    if names is None or mean.ndim != 1:
+        return who
+    pairs = zip(names, mean.tolist(), deviation.tolist(), strict=True)
+    return f"{who} ({', '.join(f'{plain(name)}: {m:.6g}, {d:.6g}' for name, m, d in pairs)})"
 
 
 def _output(about: Card) -> str:

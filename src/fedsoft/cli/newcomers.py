@@ -203,7 +203,10 @@ def _label(spec: RunSpec) -> str:
 
 
 def _tensors(run: Run, one: Any) -> bytes:
-    """The newcomer's model: named tensors, with those of several models under `c0.`, `c1.`, ... and their shares."""
+    """The newcomer's model: named tensors, with those of several models under `c0.`, `c1.`, ... and their shares.
+
+    Where inputs are scaled, with the scale.
+    """
     from safetensors.torch import save
 
     layout, blend = run.model.layout, one.blend
@@ -212,6 +215,8 @@ def _tensors(run: Run, one: Any) -> bytes:
     else:
         named = {f"c{j}.{key}": t for j, w in enumerate(blend.w.cpu()) for key, t in layout.unflatten(w).items()}
         named["shares"] = blend.shares.cpu()
+    if one.scale is not None:
+        named |= {"scale.mean": one.scale.mean, "scale.deviation": one.scale.deviation}
     return save({key: value.contiguous().clone() for key, value in named.items()}, {"format": "pt", "how": one.how})
 
 

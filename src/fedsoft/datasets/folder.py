@@ -30,6 +30,7 @@ def folder(
     label: str = "y",
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     task: Literal["auto", "regression", "classification"] = "auto",
+    standardize: bool = False,
     seed: int = 0,
 ) -> Federation:
     """One client for each `.npz`, `.csv` or `.parquet` file in a folder, named like the file without its ending.
@@ -40,6 +41,8 @@ def folder(
             Whole numbers, true/false and text are classes (text is numbered in sorted order over all clients).
         held_out: the share of each client's points that is kept for scoring its personal model.
         task: what y is, when its type does not tell.
+        standardize: bring every column of x to mean 0 and deviation 1 over the training points of all clients; those
+            who come later, and exported models, are given the same scale.
         seed: decides which points are held out.
     """
     files = _files(Path(path))
@@ -52,7 +55,8 @@ def folder(
     targets, classes = _classes(files, targets, label, task)
     pairs, names = list(zip(inputs, targets, strict=True)), [file.stem for file in files]
     made = Federation.from_clients(pairs, names=names, held_out=held_out, task=task, seed=seed)
-    return replace(made, columns=Columns(tuple(first[1]) if first else None, classes))
+    made = replace(made, columns=Columns(tuple(first[1]) if first else None, classes))
+    return made.standardised() if standardize else made
 
 
 def read_newcomers(

@@ -28,8 +28,8 @@ PATHS = ("path", "data_dir")  # settings of data sets that name files
 
 CARRIED = ("S", "K")  # settings of the preset's algorithm that others take over
 
-# Settings of algorithms that came later, with what was done before: left out of the hash, so that of older runs stays.
-LATER = {"reseed": False}
+# Settings that came later, with what was done before: left out of the hash, so that of older runs stays.
+LATER = {"algorithm": {"reseed": False}, "dataset": {"standardize": False}}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class RunSpec:
     def hash(self) -> str:
         """Twelve digits that change when anything changes that the result depends on."""
         content = {key: value for key, value in self.to_dict().items() if key != "about"}
-        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if (k, v) not in LATER.items()}
+        for part, later in LATER.items():
+            content[part] = {k: v for k, v in content[part].items() if (k, v) not in later.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

@@ -57,6 +57,11 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     federation = federation_of(spec if stage.data is None else _moved(spec, stage.data))
     if isinstance(stage.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
+    if federation.scale is not None and spec.privacy is not None and (spec.privacy["counts"] or spec.privacy["clip"]):
+        raise InputError(
+            "dataset.standardize = true is not allowed with [privacy]: means and deviations of columns are not hidden; "
+            "scale the files by what is known without looking at them"
+        )
     with renamed(owners(spec)):
         return federation, _prepared(spec, stage, federation)
 
