@@ -123,6 +123,7 @@ def test_ls_tells_runs_apart(run: Any) -> None:
     assert all(word in diverged for word in ("local=sgd", "lr=1e+30", "0/3", "diverged"))
     assert rows[0]["settings"]["algorithm.lam"] == 0.1
     assert [row["state"] for row in rows] == ["finished (budget)", "diverged"]
+    assert "Ended by its budget, after 1 of at most 3 rounds" in run("show", rows[0]["run"])[1]
     name = rows[1]["run"]
     assert "diverged after round 0 of 3" in run("show", name)[1]
     code, _, err = run("resume", name)

@@ -21,6 +21,7 @@ from fedsoft.trust.guards import exclusions, silence, unheard
 from fedsoft.trust.privacy import below, statements, why_withheld
 
 Scores = dict[str, Any]
+BUDGET = "finished (budget)"  # of work or bytes, before the last round
 
 
 def number(value: float | None, metric: str = "mse") -> str:
@@ -145,6 +146,8 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].get("privacy", {}) if records else {})]
     parts += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
     parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
+    if state_of(folder) == BUDGET:
+        parts.append(Text(f"Ended by its budget, after {len(records)} of at most {spec.rounds} rounds"))
     parts += [cost_text(records), *_kept(folder), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
@@ -243,7 +246,7 @@ def state_of(folder: RunFolder) -> str:
     if unheard(records) is not None:
         return "finished (nobody answered)"
     budget = spec.work is not None or spec.bytes is not None
-    return "finished (budget)" if budget and len(records) < spec.rounds else "finished"
+    return BUDGET if budget and len(records) < spec.rounds else "finished"
 
 
 def size(count: float) -> str:

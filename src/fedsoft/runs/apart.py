@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsoft import plugins
 from fedsoft.errors import InputError
-from fedsoft.runs.spec import PARTS, PATHS, TOP, Part, RunSpec, carried, presets, read
+from fedsoft.runs.spec import PARTS, PATHS, TOP, Part, Preset, RunSpec, carried, presets, read
 from fedsoft.trust.privacy import Privacy
 
 Settings = dict[str, Any]
@@ -25,15 +25,17 @@ def apart(specs: Sequence[RunSpec]) -> list[Settings]:
 
     The file of a run from a file may be gone: such runs are compared with those that have the same label.
     """
-    known: dict[tuple[str, bool], RunSpec | None] = {}
+    names = presets()
+    bases: dict[tuple[str, bool], RunSpec] = {}
+    alike: dict[str, list[Settings]] = {}
+    for spec in specs:
+        alike.setdefault(spec.label, []).append(_flat(spec))
     found: list[Settings] = []
     for spec in specs:
-        key = (_preset_of(spec), spec.variant == "fast")
-        if key not in known:
-            known[key] = read(key[0], fast=key[1]) if key[0] else None
-        base = known[key]
-        others = [other for other in specs if other.label == spec.label]
-        found.append(_varying(spec, others) if base is None else _changed(spec, base))
+        preset, fast = _preset_of(spec, names), spec.variant == "fast"
+        if preset and (preset, fast) not in bases:
+            bases[preset, fast] = read(preset, fast=fast)
+        found.append(_changed(spec, bases[preset, fast]) if preset else _varying(spec, alike[spec.label]))
     return found
 
 
@@ -53,9 +55,8 @@ def in_short(settings: Mapping[str, Any], spec: RunSpec) -> str:
     return " ".join(f"{short(key)}={_text(key, value)}" for key, value in settings.items())
 
 
-def _preset_of(spec: RunSpec) -> str:
+def _preset_of(spec: RunSpec, names: Mapping[str, Preset]) -> str:
     """The preset that the label of a run is made of, see `read`; nothing for a file or a run made in Python."""
-    names = presets()
     label = spec.label if spec.label in names else spec.label.removesuffix(f"-{spec.algorithm.name}")
     label = label.removesuffix("-fast") if spec.variant == "fast" else label
     return label if label in names and (spec.variant is None or names[label].fast is not None) else ""
@@ -69,11 +70,10 @@ def _changed(spec: RunSpec, base: RunSpec) -> Settings:
     return {key: value for key, value in _flat(spec).items() if key not in COLUMNS and value != usual.get(key)}
 
 
-def _varying(spec: RunSpec, others: Sequence[RunSpec]) -> Settings:
+def _varying(spec: RunSpec, others: Sequence[Settings]) -> Settings:
     """What is not the same in all of these runs."""
-    flat = [_flat(other) for other in others]
     mine = {key: value for key, value in _flat(spec).items() if key not in COLUMNS}
-    return {key: value for key, value in mine.items() if any(key in one and one[key] != value for one in flat)}
+    return {key: value for key, value in mine.items() if any(key in one and one[key] != value for one in others)}
 
 
 def _flat(spec: RunSpec) -> Settings:
