@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedsoft as fs
 from fedsoft.clientdata import ClientData
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape, Federation, Truth
+from fedsoft.federation import DataShape, Federation, Scale, Truth
 
 X, Y = np.arange(30.0).reshape(10, 3), np.arange(10.0)
 
@@ -199,3 +201,48 @@ def test_inputs_that_are_far_from_scale_are_told() -> None:
     assert "bring every column to mean 0" in told
     images = (draw.integers(0, 255, size=(30, 1, 4, 4)).astype(np.uint8), draw.integers(0, 2, size=30))
     assert Federation.from_clients([images, images]).unscaled is None
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+def test_scaling_is_by_the_training_points_of_all_clients() -> None:
+    """By hand: the values 1, 2, 3, 6 have mean 3 and deviation sqrt(3.5); the other column is constant."""
+    clients = [(np.array([[1.0, 7.0], [2.0, 7.0]]), Y[:2]), (np.array([[3.0, 7.0], [6.0, 7.0]]), Y[:2])]
+    fed = Federation.from_clients(clients, held_out=0.0).standardised()
+    assert fed.scale is not None
+    assert fed.scale.mean.tolist() == [3.0, 7.0]
+    assert fed.scale.deviation.tolist() == pytest.approx([3.5**0.5, 1.0])
+    expected = np.array([[-2, 0], [-1, 0], [0, 0], [3, 0]]) / [3.5**0.5, 1.0]
+    assert np.allclose(fed.train.x, expected)
+    assert fed.unscaled is None
+    assert "scaled to mean 0 and deviation 1" in fed.about
+
+
+def test_held_out_points_and_newcomers_get_the_scale_of_the_training_points() -> None:
+    rng = np.random.default_rng(0)
+    raw = Federation.from_clients([(rng.normal(50, 9, (30, 3)), rng.normal(size=30)) for _ in range(4)], held_out=0.3)
+    fed = raw.standardised()
+    mean, deviation = raw.train.x.mean(0), raw.train.x.std(0, correction=0)
+    assert torch.allclose(fed.train.x.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(fed.train.x.std(0, correction=0), torch.ones(3, dtype=torch.float64))
+    assert torch.allclose(fed.held_out.x, (raw.held_out.x - mean) / deviation)
+    x, _ = fed.newcomer(raw.held_out.x.numpy(), raw.held_out.y.numpy())
+    assert torch.allclose(x, fed.held_out.x)
+    assert fed.fingerprint != raw.fingerprint
+
+
+def test_images_are_not_scaled() -> None:
+    fed = Federation.from_clients([(np.zeros((3, 1, 4, 4), np.uint8), np.arange(3))])
+    with pytest.raises(InputError, match=r"standardize = true is not allowed for images"):
+        fed.standardised()
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+def test_a_scale_leads_there_and_back(values: list[float]) -> None:
+    x = torch.tensor(values, dtype=torch.float64)[:, None]
+    scale = Scale.of(x)
+    assert bool((scale.deviation > 0).all())
+    assert torch.allclose(scale.back(scale(x)), x, rtol=1e-9, atol=1e-9 * max(1.0, float(x.abs().max())))
+    if len({*values}) > 1 and float(scale.deviation) != 1.0:
+        assert float(scale(x).square().mean()) == pytest.approx(1.0, rel=1e-3)

@@ -15,10 +15,10 @@ KINDS = ("algorithms", "models", "datasets", "partitions", "solvers", "rules", "
 # From the ground up. A module may import what stands before it.
 ORDER = [
     "escape", "errors", "checks", "machine", "threads", "tensorfile", "vault", "seeds", "kernels", "partition",
-    "clientdata", "federation", "model", "networks", "plugins", "images", "partitions", "models", "datasets", "batches",
-    "local", "solvers", "contract", "centers", "trust", "rules", "attacks", "algorithms", "host", "simulate", "engines",
-    "scores", "newcomers", "training", "runs", "engines.flower", "modelcard", "exporting", "studies", "theory",
-    "reports", "paper", "progress", "cli",
+    "clientdata", "federation", "model", "networks", "plugins", "images", "tablefile", "partitions", "models",
+    "datasets", "batches", "local", "solvers", "contract", "centers", "trust", "rules", "attacks", "algorithms", "host",
+    "simulate", "engines", "scores", "newcomers", "training", "runs", "engines.flower", "modelcard", "exporting",
+    "studies", "theory", "reports", "paper", "progress", "cli",
 ]  # fmt: skip
 
 

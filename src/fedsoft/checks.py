@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_type_hints
 
 import pydantic
@@ -41,8 +42,28 @@ def sentence(error: pydantic.ValidationError, what: str) -> InputError:
         what = f"{what}.{first['loc'][0]}"
         if first["type"].startswith("missing"):
             return InputError(f"{what} is missing: give it a value")
-    allowed = dict.fromkeys(c["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for c in complaints)
+    told = (c["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for c in complaints)
+    allowed = dict.fromkeys(text.partition(", unable to parse")[0] for text in told)
     return InputError(f"{what} = {value!r} is not allowed: should be {' or '.join(allowed)}")
+
+
+@contextlib.contextmanager
+def renamed(owners: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about settings of these owners name them as they stand in a file: `FedSoft.K` as `algorithm.K`.
+
+    >>> with renamed({"FedSoft": "algorithm"}):
+    ...     raise InputError("FedSoft.K = 9 is not allowed: should be at most 3")
+    Traceback (most recent call last):
+    fedsoft.errors.InputError: algorithm.K = 9 is not allowed: should be at most 3
+    """
+    try:
+        yield
+    except InputError as error:
+        named = re.match(r"(?P<before>unknown setting of )?(?P<owner>\w+)(\.|: |(?= '))", text := str(error))
+        if named is None or (owner := owners.get(named["owner"])) is None:
+            raise
+        of = f"unknown setting{f' of {owner}' * bool(owner)}" if named["before"] else f"{owner}." * bool(owner)
+        raise InputError(f"{of}{text[named.end() :]}") from None
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

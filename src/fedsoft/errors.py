@@ -22,6 +22,19 @@ class InputError(FedsoftError, ValueError):
     """A value that cannot be used: names the field, the value and what is allowed."""
 
 
+class FilesGone(InputError):
+    """The files of a run are not where they were when it began.
+
+    Arguments:
+        what: a sentence about it.
+        how: what tells where they are now; the commands name their own options.
+    """
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(f"{what} ({how} tells where it is now)")
+        self.what = what
+
+
 class StoreError(FedsoftError, OSError):
     """A run folder that cannot be read or written."""
 

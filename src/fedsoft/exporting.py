@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args
@@ -26,6 +26,7 @@ from fedsoft.federation import Federation
 from fedsoft.modelcard import Card, card
 from fedsoft.runs.disk import write_folder
 from fedsoft.runs.spec import RunSpec
+from fedsoft.scores import Scores
 from fedsoft.threads import one_thread
 from fedsoft.training import Run
 
@@ -53,6 +54,9 @@ class Exported:
 class Predictor(nn.Module):
     """From raw inputs to values or probabilities: plain networks with a share each."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, nets: Sequence[nn.Module], shares: Tensor, federation: Federation) -> None:
         super().__init__()
         self.nets = nn.ModuleList(nets)
@@ -61,10 +65,16 @@ class Predictor(nn.Module):
         self.column = not self.classes and federation.train.y.ndim == 1
         self.images = federation.train.x.dtype == torch.uint8
         self.kind = next(nets[0].parameters()).dtype
+        self.scaled = (scale := federation.scale) is not None
+        if scale is not None:
+            self.register_buffer("mean", scale.mean)
+            self.register_buffer("deviation", scale.deviation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The prediction for `x[points, ...]`."""
+        """The prediction for `x[points, ...]`, as inputs are in files."""
         x = x.to(self.kind) / 255 if self.images else x
+        if self.scaled:
+            x = ((x.double() - self.mean) / self.deviation).to(self.kind)
         each = [share * self._head(net(x)) for share, net in zip(self.shares, self.nets, strict=True)]
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
@@ -94,20 +104,54 @@ def export(
         format: `safetensors`, `onnx` (needs the extra `onnx`) or `torch`.
         spec, name: of a saved run, for the card.
     """
+    _check_form(run, format)
+    return _export(run, Path(folder), _blends(run, client), format, spec, name, run.scores())
+
+
+def export_clients(
+    run: Run,
+    folder: str | Path,
+    *,
+    format: Format = "safetensors",
+    spec: RunSpec | None = None,
+    name: str = "",
+    on_step: Callable[[int, int], object] | None = None,
+) -> list[Exported]:
+    """Write the models of all clients, a folder each, see `export`; `on_step` is told how many of how many are done."""
+    _check_form(run, format)
+    scores, found, taken = run.scores(), [], set[str]()
+    for k in range(len(run.federation)):
+        ((key, blend),) = _blends(run, k).items()
+        key = f"{key}-{k}" if key in taken else key  # two names may become the same
+        taken.add(key)
+        found.append(_export(run, Path(folder) / key, {key: blend}, format, spec, name, scores))
+        if on_step is not None:
+            on_step(k + 1, len(run.federation))
+    return found
+
+
+def _check_form(run: Run, format: Format) -> None:
     if format not in FORMATS:
         raise InputError(f"format = '{format}' is not allowed: should be one of {', '.join(FORMATS)}")
     if run.model.module is None:
         raise InputError("this model cannot be exported: give the network as fedsoft.models.module(...)")
-    blends = _blends(run, client)
+
+
+def _export(
+    run: Run, folder: Path, blends: dict[str, Blend], format: Format, spec: RunSpec | None, name: str, scores: Scores
+) -> Exported:
+    """Write some models into one folder."""
     nets = {key: [_network(blend, w) for w in blend.w] for key, blend in blends.items()}
     files: dict[str, bytes] = {}
     code: str | None = ""
+    scale = run.federation.scale
     with torch.no_grad(), one_thread():
         x = run.federation.train.x[:SAMPLE]
+        x = x if scale is None else scale.back(x)
         sample = x if x.dtype == torch.uint8 else x.to(run.state["centers"].dtype)
         for key, blend in blends.items():
             predictor = Predictor(nets[key], blend.shares, run.federation)
-            _check(key, predictor(sample), blend.predict(sample))
+            _check(key, predictor(sample), blend.predict(run.federation.as_seen(sample)))
             if format == "onnx":
                 files[f"{key}.onnx"] = _onnx(key, predictor, sample)
             else:
@@ -116,10 +160,12 @@ def export(
             shares = {key: dict(zip(_names(key, b), b.shares.tolist(), strict=True)) for key, b in blends.items()}
             code = _code(next(iter(nets.values()))[0], spec)
             files["model.py"] = _program(code, shares, run.federation).encode()
+        if scale is not None and format == "safetensors":
+            files["scale.safetensors"] = safe_bytes({"mean": scale.mean, "deviation": scale.deviation})
         about = Card(run, spec, name, format, tuple(blends), tuple(files), blends, asks=code is None)
-        files["model-card.md"] = card(about).encode()
-    write_folder(Path(folder), files)
-    return Exported(Path(folder), format, tuple(blends), tuple(files))
+        files["model-card.md"] = card(about, scores).encode()
+    write_folder(folder, files)
+    return Exported(folder, format, tuple(blends), tuple(files))
 
 
 def _blends(run: Run, client: SupportsIndex | str | None) -> dict[str, Blend]:
@@ -226,6 +272,13 @@ def _program(code: str | None, shares: dict[str, dict[str, float]], federation: 
         else code
     )
     scaled = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
+    constants = ""
+    if (scale := federation.scale) is not None:
+        scaled = "((x.double() - MEAN) / DEVIATION).float()"
+        values = (("MEAN", scale.mean), ("DEVIATION", scale.deviation))
+        constants = "".join(
+            f"{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n" for name, value in values
+        )
     heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
     head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
@@ -241,7 +294,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 SHARES = {shares!r}
-
+{constants}
 
 {code}
 

@@ -63,12 +63,44 @@ class Columns:
     classes: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """What takes every column of the training points to mean 0 and deviation 1: one value for each element of an input.
+
+    Of all clients together: were each scaled by its own, the same input would mean something else for everybody. In a
+    federation that is three sums from every client: of 1, of x and of x^2.
+    """
+
+    mean: Tensor
+    deviation: Tensor  # 1 for a column that is constant
+
+    @staticmethod
+    def of(x: Tensor) -> Scale:
+        """From points `x[points, ...]`."""
+        mean, deviation = x.double().mean(0), x.double().std(0, correction=0)
+        # What rounding leaves of a constant is no deviation.
+        constant = deviation <= 1e-9 * mean.abs()
+        return Scale(mean, torch.where(constant, 1.0, deviation))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Inputs as models see them, for inputs as they are in files."""
+        kind = x.dtype if x.is_floating_point() else torch.float32
+        return ((x.double() - self.mean.to(x.device)) / self.deviation.to(x.device)).to(kind)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Inputs as they are in files, for inputs as models see them."""
+        return (x.double() * self.deviation.to(x.device) + self.mean.to(x.device)).to(x.dtype)
+
+
 @dataclass(frozen=True)
 class Federation:
     """Clients with training points and held-out points of their own, and the truth where it is known.
 
     Where data arrives over time, `before` holds other training points that clients have in the rounds before
     `change_at`, as many as in `train`; held-out points and truth are those of `train`.
+
+    Where inputs are scaled, points here are as models see them. `Run.predict`, `Run.adopt`, `newcomer` and exported
+    models take inputs as they were before.
     """
 
     train: ClientData
@@ -79,6 +111,7 @@ class Federation:
     columns: Columns = Columns()
     before: ClientData | None = None
     change_at: int = 0
+    scale: Scale | None = None
 
     def __len__(self) -> int:
         return len(self.train)
@@ -91,7 +124,9 @@ class Federation:
         aim = f"{shape.outputs} classes" if shape.task == "classification" else some
         sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
         points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
-        return f"{len(self)} clients, {points} points and {held_out} held out, inputs of {sides}, {aim}{sources}"
+        scaled = " scaled to mean 0 and deviation 1" if self.scale is not None else ""
+        told = f"{len(self)} clients, {points} points and {held_out} held out, inputs of {sides}{scaled}"
+        return f"{told}, {aim}{sources}"
 
     @property
     def unscaled(self) -> str | None:
@@ -105,8 +140,21 @@ class Federation:
             return None
         return (
             f"Inputs are not scaled (means up to {mean:.3g}, deviations up to {deviation:.3g}): networks learn little "
-            "from them; bring every column to mean 0 and deviation 1"
+            "from them; bring every column to mean 0 and deviation 1 (for a folder: dataset.standardize = true)"
         )
+
+    def standardised(self) -> Federation:
+        """The same with every column of the inputs at mean 0 and deviation 1 over all training points."""
+        if self.train.x.dtype == torch.uint8:
+            raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
+        scale = Scale.of(self.train.x)
+        parts = {name: replace(data, x=scale(data.x)) for name, data in
+                 (("train", self.train), ("held_out", self.held_out))}  # fmt: skip
+        return replace(self, **parts, scale=scale)
+
+    def as_seen(self, x: Tensor) -> Tensor:
+        """Inputs from outside as models see them."""
+        return x if self.scale is None else self.scale(x)
 
     def __repr__(self) -> str:
         return f"<Federation: {self.about}>"
@@ -167,7 +215,7 @@ class Federation:
             raise InputError(f"client '{name}': x is {str(x.dtype).removeprefix('torch.')}, the run's data is {kind}")
         if self.shape.task == "classification":
             _check_labels(name, y, self.shape.outputs)
-        return x, y
+        return self.as_seen(x), y
 
     @staticmethod
     def from_clients(

@@ -161,8 +161,8 @@ class Host:
         site, given = self._site(data, rows, t), self.memory.take(rows)
         mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **each})
         changed = {name: value for name, value in mine.items() if value is not given.get(name)}
-        lost = self._diverged(job, rows, reply, f"answered job '{job}' of round {t}")
-        lost |= self._diverged(job, rows, changed, f"ended job '{job}' of round {t}")
+        lost = self._diverged(job, rows, reply, f"answered job '{job}' of round {t + 1}")
+        lost |= self._diverged(job, rows, changed, f"ended job '{job}' of round {t + 1}")
         for name in changed.keys() - given.keys():
             raise InputError(f"job '{job}' remembers '{name}', which enrol did not: its clients know {[*given]}")
         if lost:

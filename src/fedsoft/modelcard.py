@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fedsoft.centers.blend import Blend
 from fedsoft.escape import plain
 from fedsoft.machine import environment
-from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.scores import Scores
 from fedsoft.training import Run
 from fedsoft.trust.privacy import statements
@@ -30,9 +31,8 @@ class Card:
     asks: bool = False  # whether the code of the network is not known, and has to be given
 
 
-def card(about: Card) -> str:
+def card(about: Card, scores: Scores) -> str:
     """The card as Markdown."""
-    scores = about.run.scores()
     found = [_sources(about, scores), _scores(scores)]
     parts = [_head(about), _data(about), _training(about), *found, _loading(about), LIMITS]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -61,13 +61,31 @@ def _data(about: Card) -> str:
         f"output: {_output(about)}",
     ]
     if about.spec is not None:
-        settings = ", ".join(f"{key} = {value}" for key, value in about.spec.dataset.settings.items())
+        told = about.spec.dataset.settings.items()
+        # Where files were on this machine is nobody's business.
+        settings = ", ".join(f"{key} = {Path(value).name if key in PATHS else value}" for key, value in told)
         lines.insert(0, f"data set: {plain(f'{about.spec.dataset.name} ({settings})')}")
         if about.spec.partition is not None:
             lines.insert(1, f"partition: {plain(about.spec.partition.to_dict())}")
+    if federation.scale is not None:
+        lines.append(f"inputs are scaled to mean 0 and deviation 1: {_scaling(about)}")
     if federation.columns.features:
         lines.append(f"columns: {', '.join(map(plain, federation.columns.features))}")
     return "## Data\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _scaling(about: Card) -> str:
+    """Who scales inputs, and by what."""
+    federation = about.run.federation
+    if federation.scale is None:
+        return ""
+    within = about.format != "safetensors"
+    who = "inside of the model" if within else "give the network (x - mean) / deviation, both in `scale.safetensors`"
+    names, mean, deviation = federation.columns.features, federation.scale.mean, federation.scale.deviation
+    if names is None or mean.ndim != 1:
+        return who
+    pairs = zip(names, mean.tolist(), deviation.tolist(), strict=True)
+    return f"{who} ({', '.join(f'{plain(name)}: {m:.6g}, {d:.6g}' for name, m, d in pairs)})"
 
 
 def _output(about: Card) -> str:

@@ -27,7 +27,13 @@ OTHERS = frozenset((  # packages that are there with us, and are not meant to be
     "pooch", "psutil", "py", "pyarrow", "pydantic", "pytest", "ray", "requests", "rich", "safetensors", "scipy",
     "setuptools", "sklearn", "sympy", "torch", "typer", "urllib3", "yaml",
 ))  # fmt: skip
-KINDS = ("algorithms", "datasets", "partitions", "models", "solvers", "rules", "attacks")
+PARTS = {
+    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
+    "robust": "rules", "attack": "attacks",
+}  # fmt: skip
+"""The parts of a run, and what kind of plugin each is."""
+KINDS = tuple(PARTS.values())
+ROLES = {kind: part for part, kind in PARTS.items()}
 
 
 def names(kind: str) -> list[str]:
@@ -82,7 +88,7 @@ def parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def resolve(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """All settings of a plugin with their defaults filled in, checked, as plain values; without those that are None."""
-    made = find(kind, name)
+    made, role = find(kind, name), ROLES[kind]
     hints = get_type_hints(made, include_extras=True)
     known = parameters(made)
     for key in settings:
@@ -91,15 +97,15 @@ def resolve(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     resolved = {}
     for key, parameter in known.items():
         if key not in settings and parameter.default is parameter.empty:
-            raise InputError(f"{name} needs a value for '{key}'")
+            raise InputError(f"{role}.{key} is missing: '{name}' needs a value for it")
         value = settings.get(key, parameter.default)
         if isinstance(value, bool) and hints.get(key) is not bool:  # pydantic would take it for 0 or 1
-            raise InputError(f"{name}.{key} = {value} is not allowed: should not be true or false")
+            raise InputError(f"{role}.{key} = {value} is not allowed: should not be true or false")
         kind_of = pydantic.TypeAdapter(hints.get(key, Any), config=CONFIG)
         try:
             plain = kind_of.dump_python(kind_of.validate_python(value), mode="json")
         except pydantic.ValidationError as error:
-            raise sentence(error, f"{name}.{key}") from None
+            raise sentence(error, f"{role}.{key}") from None
         if plain is not None:
             resolved[key] = plain
     return resolved

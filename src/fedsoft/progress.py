@@ -58,6 +58,8 @@ class Progress:
             what = text.partition(" in ")[0] if text.startswith("client ") else text.partition(":")[0]
             if " excluded, such as " in what:  # the same reason in every round, with other names
                 what = text.partition(": ")[2]
+            if text.startswith("nobody answered"):
+                what = "nobody answered"
             if what not in self.told:
                 self.told.add(what)
                 self.console.print(f"warning: after round {self.done} {text}", markup=False, soft_wrap=True)

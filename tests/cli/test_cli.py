@@ -114,6 +114,25 @@ def test_show_and_ls(run: Any) -> None:
     assert run("resume", "synthetic")[0] == 0
 
 
+def test_ls_tells_runs_apart(run: Any) -> None:
+    run("run", "synthetic-10-90", *FAST, "--set", "lam=0.1", "--set", "work=1")
+    run("run", "synthetic-10-90", *FAST, "--set", "local=sgd", "--set", "lr=1e30")
+    out, rows = run("ls")[1], json.loads(run("ls", "--json")[1])
+    budget, diverged = (line for line in out.splitlines() if line.startswith("synthetic"))
+    assert all(word in budget for word in ("lam=0.1", "work=1", "1/3", "finished (budget)"))
+    assert all(word in diverged for word in ("local=sgd", "lr=1e+30", "0/3", "diverged"))
+    assert rows[0]["settings"]["algorithm.lam"] == 0.1
+    assert [row["state"] for row in rows] == ["finished (budget)", "diverged"]
+    assert "Ended by its budget, after 1 of at most 3 rounds" in run("show", rows[0]["run"])[1]
+    name = rows[1]["run"]
+    assert "diverged after round 0 of 3" in run("show", name)[1]
+    code, _, err = run("resume", name)
+    assert code == 2
+    assert "would again with the same settings" in " ".join(err.split())
+    assert "local.lr" in err
+    assert json.loads(run("show", name, "--json")[1])["runs"][0]["diverged"]
+
+
 def test_a_toml_file_runs(run: Any, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'rounds = 2\nalgorithm = "fedsoft"\nmodel = "mlp"\npartition = "random"\n'
@@ -188,8 +207,8 @@ def test_list(run: Any, kind: str) -> None:
         (["run", "synthetic-10-9"], "did you mean 'synthetic-10-90'"),
         (["run", "missing.toml"], "cannot read 'missing.toml'"),
         (["run", "synthetic-10-90", "--fast"], "--fast: 'synthetic-10-90' has no table [fast]"),
-        (["run", "synthetic-10-90", "--set", "K=101"], "K = 101"),
-        (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "fedsoft.S = 0"),
+        (["run", "synthetic-10-90", "--set", "K=101"], "algorithm.K = 101"),
+        (["run", "synthetic-10-90", "--set", "algorithm.S=0"], "algorithm.S = 0"),
         (["run", "synthetic-10-90", "--seed", "1", "--seeds", "0..4"], "cannot be given together"),
         (["run", "synthetic-10-90", "--seeds", "4..0"], "is empty"),
         (["run", "synthetic-10-90", "--seeds", "x"], "0..4"),
@@ -206,6 +225,24 @@ def test_list(run: Any, kind: str) -> None:
         (["show", "/"], "not the folder of a fedsoft run"),
         (["list", "algorithm"], "did you mean 'algorithms'"),
         (["run", "synthetic-10-90", "--out", "/dev/null/x"], "cannot write to"),
+        (["run", "synthetic-10-90", "--set", "points=[9, 5]"], "dataset.points = (9, 5) is not allowed"),
+        (
+            ["run", "synthetic-10-90", "--set", "first=simplex", "--set", "aggregate=unmix", "--set", "model=mlp"],
+            "algorithm.aggregate = 'unmix' is not allowed for this model",
+        ),
+        (
+            ["run", "synthetic-10-90", "--keep", "0"],
+            "--keep 0 is not allowed: should be at least 1 (see 'fedsoft run --help')",
+        ),
+        (["run", "synthetic-10-90", "--seed", "x"], "--seed 'x' is not allowed: should be a whole number"),
+        (["adopt", "x", "--data", "y", "--level", "half"], "--level 'half' is not allowed: should be a number"),
+        (["run", "synthetic-10-90", "--round", "3"], "unknown option '--round': did you mean '--rounds'?"),
+        (["run"], "PRESET|FILE.toml is missing (see 'fedsoft run --help')"),
+        (["adopt", "x"], "--data is missing (see 'fedsoft adopt --help')"),
+        (["runn"], "unknown command 'runn': did you mean 'run'?"),
+        (["paper", "list"], "unknown command 'list': did you mean 'ls'?"),
+        (["run", "synthetic-10-90", "more"], "unexpected extra argument (more) (see 'fedsoft run --help')"),
+        (["flower", "up", "--nodes"], "option '--nodes' requires an argument"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str], words: str) -> None:
@@ -216,6 +253,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str
     assert words in err
     assert err.strip().count("\n") == 0
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["paper"]])
+def test_a_command_alone_shows_its_help(run: Any, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert "Usage: " + " ".join(["fedsoft", *arguments]) in out
+    assert err == ""
 
 
 def test_a_damaged_run_is_refused_and_listed_as_such(run: Any, tmp_path: Path) -> None:
@@ -275,3 +320,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     listed = fedsoft("ls", cwd=tmp_path)
     assert "stopped" in listed.stdout
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 110), ("80", 110), ("160", 160)])
+def test_tables_in_a_file_are_neither_crammed_nor_endless(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsoft.cli.common import page
+
+    monkeypatch.setenv("COLUMNS", columns)
+    assert page().width == width

@@ -104,6 +104,25 @@ def test_predict_names_the_classes_of_the_run(run: Any, tmp_path: Path) -> None:
     assert all(line[0] == ("no" if float(line[1]) >= float(line[2]) else "yes") for line in lines[1:])
     assert "12 points, accuracy" in err
     assert run("adopt", "own", "--data", "people/a.csv")[0] == 0
+    assert run("export", "own", "--out", "cards")[0] == 0
+    card = (tmp_path / "cards" / "model-card.md").read_text("utf-8")
+    assert "data set: folder (path = people, " in card
+    assert str(tmp_path) not in card  # where it was on this machine
+
+
+def test_export_writes_a_folder_for_every_client(run: Any, saved: fs.Run, tmp_path: Path) -> None:
+    code, out, err = run("export", NAME, "--what", "clients", "--out", "all")
+    assert code == 0, err
+    names = [f"client-{name}" for name in saved.federation.names]
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == sorted(names)
+    assert f"{len(names)} folders: client-0, client-1, ..., {names[-1]}" in " ".join(out.split())
+    for k, name in enumerate(names):
+        (weight,) = load_file(tmp_path / "all" / name / f"{name}.safetensors").values()
+        assert torch.equal(weight.flatten(), saved.personal(k)["weight"].flatten())
+        assert (tmp_path / "all" / name / "model-card.md").read_text("utf-8").startswith(f"# {name} of ")
+    found = json.loads(run("export", NAME, "--what", "clients", "--out", "all", "--json")[1])
+    assert found["models"] == names
+    assert all((tmp_path / "all" / file).exists() for file in found["files"])
 
 
 def test_export_writes_centers_and_clients(run: Any, saved: fs.Run, tmp_path: Path) -> None:
@@ -135,6 +154,7 @@ def test_export_writes_centers_and_clients(run: Any, saved: fs.Run, tmp_path: Pa
         (["predict", NAME, "--data", "new.csv", "--client", "zed"], "client 'zed' does not exist"),
         (["export", NAME, "--what", "all"], "--what 'all' is not allowed"),
         (["export", NAME, "--what", "client"], "needs the number or name"),
+        (["export", NAME, "--what", "clients", "3"], "--what clients '3' is not allowed: should be --what client '3'"),
         (["export", NAME, "--format", "pickle"], "format = 'pickle' is not allowed"),
     ],
 )

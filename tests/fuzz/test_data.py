@@ -132,7 +132,7 @@ def test_tables_that_unpack_to_more_than_there_is_memory(tmp_path: Path, monkeyp
     """A million equal numbers are a few hundred bytes in a parquet file."""
     parquet.write_table(pa.table({"a": np.zeros(10**6), "y": np.zeros(10**6)}), tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 10**4
-    monkeypatch.setattr(sys.modules["fedsoft.datasets.folder"], "available", lambda: 10**6)
+    monkeypatch.setattr(sys.modules["fedsoft.tablefile"], "available", lambda: 10**6)
     with pytest.raises(InputError, match="claims 1000000 rows, 16000000 bytes: at most 1000000 can be read"):
         folder(tmp_path)
 

@@ -191,7 +191,8 @@ def test_newcomers_are_read_by_the_columns_and_classes_of_the_run(tables: tuple[
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("new.csv", "u,v,outcome\n1,2,never\n", "unknown class 'never'"),
+        ("new.csv", "u,v,outcome\n1,2,yes\n1,2,never\n", "in line 3, column 'outcome' .* unknown class 'never'"),
+        ("new.csv", "u,v,outcome\n1,2,yes\n1,two,no\n", "'new.csv' has text 'two' in line 3, column 'v'"),
         ("new.csv", "u,v,outcome\n1,2,3\n", "has numbers as labels, but the run's data has text"),
         (
             "new.csv",
@@ -211,6 +212,16 @@ def test_files_that_do_not_fit_are_one_sentence(
         (path / name).write_text(text)
     with pytest.raises(InputError, match=words):
         read_newcomers(path / name, fed, "outcome")
+
+
+def test_numbered_classes_that_the_run_has_not_are_named(tmp_path: Path) -> None:
+    fed = Federation.from_clients([(np.eye(3, 2), np.array([0, 1, 2]))], held_out=0.0)
+    (tmp_path / "new.csv").write_text("u,v,y\n1,2,0\n1,2,3\n")
+    with pytest.raises(InputError, match=r"'new\.csv' has 3 in line 3, column 'y', but classes should be 0 to 2"):
+        read_newcomers(tmp_path / "new.csv", fed)
+    (tmp_path / "new.csv").write_text("u,v,y\n1,2,1\n1,2,many\n")
+    with pytest.raises(InputError, match=r"'many' in line 3, column 'y'.*the run's data has numbers"):
+        read_newcomers(tmp_path / "new.csv", fed)
 
 
 def test_arrays_without_labels_are_read_for_prediction(tmp_path: Path, run: fs.Run) -> None:

@@ -392,6 +392,24 @@ def test_images_that_are_not_there_do_not_keep_the_rest_from_running(
     assert "no data" in listed.stdout, listed.stderr
 
 
+def test_who_only_looks_writes_nothing(tmp_path: Path) -> None:
+    made = iter(range(9))
+    library = Library(tmp_path / "runs", looks=True)
+    assert [library.note("speed", "a", lambda: next(made)) for _ in range(2)] == [0, 0]  # but remembers
+    assert not (tmp_path / "runs").exists()
+    assert Library(tmp_path / "runs").note("speed", "a", lambda: next(made)) == 1
+    assert Library(tmp_path / "runs", looks=True).note("speed", "a", lambda: next(made)) == 1
+    assert Library(tmp_path / "runs", looks=True).note("speed", "b", lambda: next(made)) == 2  # notes are kept there
+    assert Library(tmp_path / "runs").peek("speed", "b") == 2
+
+
+@pytest.mark.engine
+def test_ls_makes_no_folder(tmp_path: Path) -> None:
+    done = command(tmp_path, "ls", "fig1", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

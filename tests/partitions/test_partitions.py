@@ -80,7 +80,7 @@ def test_clients_are_mixed_differently_and_as_the_generator_says(partition: str)
     ("text", "message"),
     [
         ("0:0", "one of the shares should be positive"),
-        ("dirichlet(0)", r"dirichlet\.alpha = .* is not allowed"),
+        ("dirichlet(0)", r"partition\.alpha = .* is not allowed"),
         ("dirichlet(1, 2)", "has 2 values, 'dirichlet' takes 1"),
         ("linaer", "did you mean 'linear'"),
     ],

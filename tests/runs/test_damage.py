@@ -323,8 +323,12 @@ def test_a_run_whose_data_is_elsewhere_now_is_told_so(tmp_path: Path, monkeypatc
     (tmp_path / "data").rename(tmp_path / "moved")
     code, said = fedsoft("resume", str(tmp_path / "run"))
     assert code == 2
-    assert "does not exist" in said
-    assert "--data" in said
+    assert "does not exist (--data PATH tells where it is now)" in said
+    with pytest.raises(InputError, match=r"does not exist \(data=\.\.\. tells where it is now\)"):
+        fs.load(tmp_path / "run")
+    code, said = fedsoft("predict", str(tmp_path / "run"), "--center", "0", "--data", str(tmp_path / "moved" / "a.npz"))
+    assert code == 2
+    assert "does not exist: put it back" in said
     code, said = fedsoft("resume", str(tmp_path / "run"), "--data", str(tmp_path / "moved"))
     assert code == 0, said
     whole, _ = execute(folder_spec(tmp_path / "moved"), tmp_path / "whole", Stage())
@@ -336,6 +340,12 @@ def test_a_run_whose_data_is_elsewhere_now_is_told_so(tmp_path: Path, monkeypatc
     write_clients(tmp_path / "moved", 1)
     with pytest.raises(StoreError, match="the data has changed"):
         fs.load(tmp_path / "run", data=tmp_path / "moved")
+    (tmp_path / "moved" / "a.npz").write_bytes(b"nothing")
+    with pytest.raises(
+        InputError, match=r"not an \.npz archive"
+    ) as told:  # the files are there: no word about other places
+        fs.load(tmp_path / "run", data=tmp_path / "moved")
+    assert "where it is now" not in str(told.value)
     with pytest.raises(InputError, match="reads no files"):
         fs.load(execute(chosen(), tmp_path / "plain", Stage())[0].path, data=tmp_path)
 

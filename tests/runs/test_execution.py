@@ -313,3 +313,35 @@ def test_a_run_whose_clients_are_elsewhere_has_its_centers_only(tmp_path: Path) 
     for out_of_reach in calls:
         with pytest.raises(InputError, match="at the nodes of a federation"):
             out_of_reach()
+
+
+def test_a_diverged_run_says_so_and_is_not_played_again(tmp_path: Path) -> None:
+    chosen, path = small("algorithm=fedavg", "local=sgd", "local.lr=1e6"), tmp_path / "run"
+    with pytest.raises(fs.DivergedError) as first:
+        execute(chosen, path, QUICK)
+    folder = RunFolder.open(path)
+    assert folder.diverged == str(first.value)
+    played: list[Any] = []
+    with pytest.raises(fs.DivergedError) as second:
+        execute(chosen, path, Stage(on_round=played.append))
+    assert str(second.value) == str(first.value)
+    assert not played
+    shown = Console(width=500, file=io.StringIO(), record=True)
+    shown.print(run_view(folder))
+    assert f"diverged after round {len(folder.records())} of 30: {first.value}" in shown.export_text()
+    (path / "diverged.json").write_text("{")
+    with pytest.raises(StoreError, match=r"diverged\.json' is damaged"):
+        _ = folder.diverged
+
+
+def test_runs_that_end_in_other_ways_have_not_diverged(whole: RunFolder) -> None:
+    assert whole.diverged is None
+    assert not (whole.path / "diverged.json").exists()
+
+
+def test_more_centers_than_clients_are_noted_when_a_run_begins(tmp_path: Path) -> None:
+    said: list[str] = []
+    chosen = small("algorithm.S=13", "rounds=1")
+    for _ in range(2):
+        execute(chosen, tmp_path / "run", Stage(say=said.append))
+    assert said == ["S = 13 centers for 12 clients: some will have hardly any data to learn from"]

@@ -52,7 +52,16 @@ def test_progress_counts_earlier_and_later_runs(tmp_path: Path) -> None:
     assert (seen[-1].finished, seen[-1].total) == (1, 3)
     assert seen[0].left is not None
     farm.run([small(seed=1), small(seed=2)])
-    assert (seen[-1].finished, seen[-1].total, seen[-1].left) == (3, 3, 0.0)
+    assert (seen[-1].finished, seen[-1].total, seen[-1].left, seen[-1].rounds) == (3, 3, 0.0, 12)
+
+
+def test_without_ground_there_is_no_estimate(tmp_path: Path) -> None:
+    """These runs take less than the seconds that a pace is measured for, and others are still to come."""
+    seen: list[Progress] = []
+    Farm(tmp_path, 1, on_progress=seen.append).run([small(), small("algorithm.name=ifca")], more=1)
+    assert {now.left for now in seen} == {None}
+    Farm(tmp_path, 1, on_progress=seen.append).run([small(), small("algorithm.name=ifca")])  # all is there
+    assert seen[-1].left == 0.0
 
 
 def killer(times: int) -> Callable[[Progress], None]:

@@ -386,3 +386,14 @@ def test_equal_shares_are_the_yardstick_of_the_mixtures() -> None:
     fed = fs.datasets.synthetic(clients=4, partition="10:90", seed=1)
     scores = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=1).scores()
     assert scores.recovery_uniform == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"), [(fs.FedSoft(S=9), True), (fs.FedSoft(S=8), False), (fs.FedAvg(), False)]
+)
+def test_more_centers_than_clients_are_worth_a_word(
+    algorithm: Any, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fitted(algorithm=algorithm, rounds=1)
+    sentence = "S = 9 centers for 8 clients: some will have hardly any data to learn from"
+    assert caplog.messages == [sentence] * told

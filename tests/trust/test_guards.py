@@ -17,13 +17,17 @@ from torch import Tensor
 import fedsoft as fs
 from fedsoft.contract import Answer
 from fedsoft.engines.flower.screen import Rows, Screen
-from fedsoft.reports.tables import run_view
+from fedsoft.progress import Progress
+from fedsoft.reports.material import read
+from fedsoft.reports.page import Verdict
+from fedsoft.reports.tables import run_view, runs_list
+from fedsoft.reports.webpage import page_of
 from fedsoft.runs import spec
 from fedsoft.runs.execution import execute
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.stage import Stage
 from fedsoft.trust import absence
-from fedsoft.trust.guards import NAMED, Care, Facts, Guards, exclusions, noted, silence, without
+from fedsoft.trust.guards import NAMED, Care, Facts, Guards, exclusions, noted, silence, unheard, without
 from fedsoft.vault import Budget, Vault
 
 GUARDS = Guards(model=3, norm=5.0, sigma=0.01)
@@ -227,7 +231,44 @@ def test_when_everybody_is_dropped_centers_stay_and_it_is_said() -> None:
     told = exclusions(run.history)
     assert told[0].startswith("12 clients were excluded, such as 0, 1, 10: ")
     assert "lower the learning rate" in told[0]
-    assert len(told) == 2  # that, and the silence
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(1, "its only round"), (2, "any of its 2 rounds"), (6, "any of its 6")])
+def test_a_run_in_which_nobody_answered_says_so(rounds: int, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = fit(fs.FedAvg(), dropout=1.0, rounds=rounds)
+    (sentence,) = silence(run.history)
+    assert sentence.startswith(f"nobody answered in {told}")
+    assert caplog.messages == [sentence]
+    assert not exclusions(run.history)
+
+
+def test_a_run_with_a_single_answer_was_heard(caplog: pytest.LogCaptureFixture) -> None:
+    run = fit(fragile(*[str(k) for k in range(12)], since=1), diverged="drop", rounds=2)
+    assert [record["answered"] for record in run.history] == [12, 0]
+    assert unheard(run.history) is None
+    assert unheard(fit(fs.FedAvg(), dropout=1.0, rounds=2).history[:1]) is None  # it is not over
+    assert unheard([]) is None
+
+
+def test_silence_is_in_the_terminal_the_list_and_the_report(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    run = spec.read("synthetic-10-90", ["dataset.clients=6", "K=all", "rounds=2", "dropout=1.0"])
+    folder, finished = execute(run, tmp_path / "runs" / "run", Stage())
+    assert finished
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(run_view(folder))
+    assert "Warning: nobody answered in any of its 2 rounds: nothing was learned" in console.export_text()
+    assert runs_list([folder])[0]["state"] == "finished (nobody answered)"
+    console = Console(width=200, record=True, file=io.StringIO())
+    progress = Progress(console, run, 0)
+    for record in folder.records():
+        progress.update(record)
+    assert console.export_text().count("warning: after round 2 nobody answered in any") == 1
+    page = page_of(read([str(folder.path)], tmp_path))
+    told = [block for section in page.sections for block in section.blocks if isinstance(block, Verdict)]
+    assert [v.holds for v in told if v.sentence.startswith("Nobody answered in any of its 2 rounds")] == [False]
 
 
 def test_a_record_names_only_so_many() -> None:

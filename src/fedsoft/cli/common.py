@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.cli.usage import usage
+from fedsoft.errors import FedsoftError, FilesGone, InputError
 from fedsoft.escape import shown
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
@@ -39,6 +42,12 @@ class Terminal(Console):
 
 
 out, err = Terminal(), Terminal(stderr=True)
+PAGE = 110  # signs in a line of a table that goes into a file
+
+
+def page() -> Terminal:
+    """Where wide tables are printed: the terminal, or lines that are long but still read well in a file."""
+    return out if out.is_terminal else Terminal(width=max(out.width, PAGE))
 
 
 def preset_names(incomplete: str) -> list[str]:
@@ -105,6 +114,15 @@ def changes(set_: list[str] | None, rounds: int | None) -> list[str]:
     return [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
 
 
+@contextlib.contextmanager
+def files_told_by(how: str) -> Iterator[None]:
+    """Where the files of a run are gone, tell what to type."""
+    try:
+        yield
+    except FilesGone as error:
+        raise FilesGone(error.what, how) from None
+
+
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     """`0..4` or `0,1,7` as numbers."""
     if span := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
@@ -145,7 +163,14 @@ def _top(
 def main() -> NoReturn:
     """Entry point: errors of the user are one sentence and exit code 2."""
     try:
-        app()
+        code = app(prog_name="fedsoft", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:  # its help is on the screen
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        err.print(Text.assemble(("error: ", "bold red"), shown(usage(error))), soft_wrap=True)
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(1)
     except FedsoftError as error:
         err.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(2)
@@ -156,4 +181,4 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         err.print("stopped; what was saved before is unharmed")
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

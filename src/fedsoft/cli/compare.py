@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedsoft.cli.common import (
     AddressOption,
@@ -23,6 +22,7 @@ from fedsoft.cli.common import (
     changes,
     err,
     out,
+    page,
     parse_seeds,
     print_json,
 )
@@ -92,7 +92,7 @@ def compare(
         rows, worse = [*report.rows(found), *lost], report.worse_than_first(found)
         print_json({"budget": budget, "path": str(folder), "algorithms": rows, "worse": worse})
         return
-    wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
+    wide = page()
     for table in report.tables(found, wide.width):
         wide.print(table)
     for text in (*report.divergences(found), *report.worse_than_first(found)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsoft.cli.common import JsonOption, RunArgument, app, err, out, print_json
-from fedsoft.errors import InputError
+from fedsoft.errors import FilesGone, InputError
 from fedsoft.escape import file_name, shown
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def predict(
 def export(
     name: RunArgument,
     client: Annotated[str | None, typer.Argument(metavar="[K]", help="Which client, for --what client.")] = None,
-    what: Annotated[str, typer.Option("--what", metavar="centers|client K", help="What to write.")] = "centers",
+    what: Annotated[str, typer.Option("--what", metavar="centers|clients|client K", help="What to write.")] = "centers",
     format_: Annotated[
         str, typer.Option("--format", metavar="safetensors|onnx|torch", help="Weights; everything; weights and code.")
     ] = "safetensors",
@@ -139,14 +139,30 @@ def export(
     runs_dir: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write centers or the model of a client as files that other programs read, with a model card. No pickles."""
-    if what not in ("centers", "client"):
-        raise InputError(f"--what '{what}' is not allowed: should be centers, or client K")
-    if (what == "client") != (client is not None):
-        raise InputError("--what client needs the number or name of a client after it, --what centers needs none")
+    """Write centers, or models of clients, as files that other programs read, with a model card. No pickles."""
+    if what not in ("centers", "client", "clients"):
+        raise InputError(f"--what '{what}' is not allowed: should be centers, clients, or client K")
+    if what == "client" and client is None:
+        raise InputError("--what client needs the number or name of a client after it")
+    if what != "client" and client is not None:
+        raise InputError(f"--what {what} '{client}' is not allowed: should be --what client '{client}'")
     from fedsoft.exporting import export as write
+    from fedsoft.exporting import export_clients
+    from fedsoft.progress import Steps
 
     run, spec, title = _load(runs_dir, name)
+    if what == "clients":
+        with Steps(err, "exporting") as steps:
+            each = export_clients(run, file, format=format_, spec=spec, name=title, on_step=steps.update)  # pyright: ignore[reportArgumentType]
+        models = [model for one in each for model in one.models]
+        if json_:
+            files = [f"{one.folder.name}/{part}" for one in each for part in one.files]
+            print_json({"run": title, "path": str(file), "format": format_, "models": models, "files": files})
+            return
+        some = ", ".join(models if len(models) <= 4 else [*models[:2], "...", models[-1]])
+        told = f"Saved: {file} ({len(models)} folder{'s' * (len(models) != 1)}: {some})"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        return
     with err.status("exporting ..."):
         who = None if client is None else client_of(run, client)
         written = write(run, file, client=who, format=format_, spec=spec, name=title)  # pyright: ignore[reportArgumentType]
@@ -169,7 +185,12 @@ def _load(root: Path, name: str) -> tuple[Run, RunSpec, str]:
 
     folder = find_run(root, name)
     with err.status(f"loading {folder.name} ..."):
-        run = load(folder.path.absolute())
+        try:
+            run = load(folder.path.absolute())
+        except FilesGone as error:
+            raise InputError(
+                f"{error.what}: put it back, it is needed to check what the run has learned from"
+            ) from None
     if not run.rounds:
         raise InputError(f"run '{folder.name}' has not played a round: finish it with 'fedsoft resume {folder.path}'")
     if not run.is_over:
@@ -182,7 +203,10 @@ def _label(spec: RunSpec) -> str:
 
 
 def _tensors(run: Run, one: Any) -> bytes:
-    """The newcomer's model: named tensors, with those of several models under `c0.`, `c1.`, ... and their shares."""
+    """The newcomer's model: named tensors, with those of several models under `c0.`, `c1.`, ... and their shares.
+
+    Where inputs are scaled, with the scale.
+    """
     from safetensors.torch import save
 
     layout, blend = run.model.layout, one.blend
@@ -191,6 +215,8 @@ def _tensors(run: Run, one: Any) -> bytes:
     else:
         named = {f"c{j}.{key}": t for j, w in enumerate(blend.w.cpu()) for key, t in layout.unflatten(w).items()}
         named["shares"] = blend.shares.cpu()
+    if one.scale is not None:
+        named |= {"scale.mean": one.scale.mean, "scale.deviation": one.scale.deviation}
     return save({key: value.contiguous().clone() for key, value in named.items()}, {"format": "pt", "how": one.how})
 
 

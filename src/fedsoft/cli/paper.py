@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from fedsoft.cli.common import DeviceOption, JsonOption, MemoryOption, OutOption, app, err, out, print_json
+from fedsoft.cli.common import DeviceOption, JsonOption, MemoryOption, OutOption, app, err, out, page, print_json
 from fedsoft.errors import InputError, unknown
 
 paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper: every table and figure, published and obtained.")
@@ -48,7 +47,7 @@ def ls(
     from fedsoft.reports.tables import duration
     from fedsoft.studies.farm import processes
 
-    library, many = Library(out_dir), processes(jobs)
+    library, many = Library(out_dir, looks=True), processes(jobs)
     found = chosen(items or [])
     rows = []
     for name, group in [*((item.id, [item]) for item in found), ("all", found)]:
@@ -77,8 +76,7 @@ def ls(
             told = duration(time) if isinstance(time, float) and time else "no data" if time is None else "-"
             cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), told]
         table.add_row(*cells)
-    wide = out if out.is_terminal else Console(width=1000)  # a file has no edge
-    wide.print(table)
+    page().print(table)
 
 
 @paper.command(epilog="Example:  fedsoft paper run table1-synthetic table6 --jobs 2")

@@ -26,11 +26,13 @@ from fedsoft.cli.common import (
     app,
     changes,
     err,
+    files_told_by,
     out,
+    page,
     parse_seeds,
     print_json,
 )
-from fedsoft.errors import InputError, StoreError
+from fedsoft.errors import DivergedError, InputError, StoreError
 
 if TYPE_CHECKING:
     from fedsoft.runs.folder import RunFolder
@@ -67,7 +69,10 @@ def run(
     share = {
         "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep
     }  # fmt: skip
-    folders = [carry_out(spec, place(spec, out_dir, again=again), share) for spec in wanted]
+    folders = []
+    for path, spec in ((place(spec, out_dir, again=again), spec) for spec in wanted):
+        with files_told_by(f"fedsoft resume {path} --data PATH"):
+            folders.append(carry_out(spec, path, share))
     show_runs(folders, json_)
 
 
@@ -91,7 +96,8 @@ def resume(
         "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep,
         "data": data,
     }  # fmt: skip
-    show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
+    with files_told_by("--data PATH"):
+        show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -112,7 +118,7 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     if json_:
         print_json(runs_list(runs))
     elif runs:
-        out.print(runs_table(runs))
+        page().print(runs_table(runs))
     else:
         out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
 
@@ -122,7 +128,7 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
 
     `check`: also look at the saved state of a finished run.
     """
-    from fedsoft.engines import NEEDS
+    from fedsoft.engines import NEEDS, whole_runs
     from fedsoft.errors import unknown
     from fedsoft.machine import check_workers, memory_size
     from fedsoft.progress import Progress
@@ -153,6 +159,11 @@ def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool =
             with contextlib.suppress(StoreError):  # who may only read need not draw
                 _draw(known)
             return known
+        if whole_runs(share["engine"]) is None and (problem := known.diverged) is not None:
+            raise DivergedError(
+                f"{path.name} diverged after round {len(known.records())}, and would again with the same settings: "
+                f"{problem} ('fedsoft run ... --again' plays it anew)"
+            )
         err.print(f"taking up {path.name} after round {done}", markup=False)
     with Progress(err, spec, done) as progress:
         stage = Stage(**share, on_round=progress.update, say=say)
@@ -200,6 +211,10 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
+    from fedsoft.centers.collapse import standing
+    from fedsoft.reports.tables import state_of
+    from fedsoft.trust.guards import silence
+
     records = folder.records()
     return {
         "run": folder.name,
@@ -212,5 +227,8 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),
         "bytes_up": sum(record.get("bytes_up", 0) for record in records),
         "kept": folder.kept,
+        "state": state_of(folder),
+        "diverged": folder.diverged,
+        "warnings": [*silence(records), *standing(records)],
         "scores": folder.scores(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +14,9 @@ from pydantic import Field
 from fedsoft.checks import checked
 from fedsoft.errors import InputError, unknown
 from fedsoft.federation import Columns, Federation
-from fedsoft.images.formats import check_archive, check_table
+from fedsoft.images.formats import check_archive
 from fedsoft.machine import available
+from fedsoft.tablefile import bad, first_word, labels, numbers, place, read_table, type_name, value
 
 __all__ = ["folder"]
 
@@ -30,6 +30,7 @@ def folder(
     label: str = "y",
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     task: Literal["auto", "regression", "classification"] = "auto",
+    standardize: bool = False,
     seed: int = 0,
 ) -> Federation:
     """One client for each `.npz`, `.csv` or `.parquet` file in a folder, named like the file without its ending.
@@ -40,19 +41,22 @@ def folder(
             Whole numbers, true/false and text are classes (text is numbered in sorted order over all clients).
         held_out: the share of each client's points that is kept for scoring its personal model.
         task: what y is, when its type does not tell.
+        standardize: bring every column of x to mean 0 and deviation 1 over the training points of all clients; those
+            who come later, and exported models, are given the same scale.
         seed: decides which points are held out.
     """
     files = _files(Path(path))
-    inputs, labels = [], []
+    inputs, targets = [], []
     first: tuple[str, list[str]] | None = None  # the table that decides on the order of the features
     for file in files:
         x, y, first = _points(file, label, first)
         inputs.append(x)
-        labels.append(y)
-    numbers, classes = _classes(files, labels, task)
-    pairs, names = list(zip(inputs, numbers, strict=True)), [file.stem for file in files]
+        targets.append(y)
+    targets, classes = _classes(files, targets, label, task)
+    pairs, names = list(zip(inputs, targets, strict=True)), [file.stem for file in files]
     made = Federation.from_clients(pairs, names=names, held_out=held_out, task=task, seed=seed)
-    return replace(made, columns=Columns(tuple(first[1]) if first else None, classes))
+    made = replace(made, columns=Columns(tuple(first[1]) if first else None, classes))
+    return made.standardised() if standardize else made
 
 
 def read_newcomers(
@@ -68,7 +72,7 @@ def read_newcomers(
     found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
     for file in files:
         x, y, _ = _points(file, label, ("the run's data", list(known)) if known else None, labelled=labelled)
-        found[file.stem] = (x, None if y is None else _known_classes(file, y, federation.columns.classes))
+        found[file.stem] = (x, None if y is None else _known_classes(file, y, label, federation))
     return found
 
 
@@ -88,19 +92,14 @@ def _points(
     _check_readable(file)
     if file.suffix.lower() == ".npz":
         return *_arrays(file, label, labelled=labelled), first
-    table = _table(file)
+    table = read_table(file)
     columns = table.column_names
     there = labelled or label in columns
     features = _features(file, columns, label) if there else _features(file, [*columns, label], label)
     first = first or (file.name, features)
     _check_same(file, features, *first)
-    return _numbers(file, table, first[1]), _labels(file, table, label) if there else None, first
-
-
-def _bad(file: Path, what: str) -> InputError:
-    """An error about a file: one line of bounded length, whatever characters come from inside the file."""
-    text = "".join(c if c.isprintable() else " " for c in f"file '{file.name}' {what}")
-    return InputError(textwrap.shorten(text, 500, placeholder=" ..."))
+    x = np.column_stack([numbers(file, table, name) for name in first[1]])
+    return x, labels(file, table, label) if there else None, first
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -143,7 +142,7 @@ def _check_names(files: list[Path]) -> None:
             raise InputError(f"folder: the file name {file.name!a} has unprintable characters, rename the file")
         if file.stem in seen:
             other = seen[file.stem].name
-            raise _bad(file, f"and '{other}' are both client '{file.stem}', should be one file for each client")
+            raise bad(file, f"and '{other}' are both client '{file.stem}', should be one file for each client")
         seen[file.stem] = file
 
 
@@ -153,11 +152,11 @@ def _check_readable(file: Path) -> None:
         with file.open("rb") as stream:
             start = stream.read(4)
     except OSError as error:
-        raise _bad(file, f"cannot be read ({error.strerror or error})") from None
+        raise bad(file, f"cannot be read ({error.strerror or error})") from None
     if not start:
-        raise _bad(file, f"is empty (zero bytes), should be a {file.suffix} file with the points of a client")
+        raise bad(file, f"is empty (zero bytes), should be a {file.suffix} file with the points of a client")
     if file.suffix.lower() == ".npz" and start not in ZIP:  # numpy would take it for a single array or a pickle
-        raise _bad(file, "is not an .npz archive, should be one as numpy.savez writes it")
+        raise bad(file, "is not an .npz archive, should be one as numpy.savez writes it")
 
 
 # Arrays
@@ -166,16 +165,16 @@ def _check_readable(file: Path) -> None:
 def _arrays(file: Path, label: str, *, labelled: bool = True) -> tuple[np.ndarray, Any]:
     """The inputs and the labels in an `.npz` file; None for labels that may be missing and are."""
     if label == "x":
-        raise _bad(file, "cannot have label = 'x', that array holds the inputs: should name another array")
+        raise bad(file, "cannot have label = 'x', that array holds the inputs: should name another array")
     arrays = _load(file, label)
     for name in ("x", label) if labelled else ("x",):
         if name not in arrays:
-            raise _bad(file, f"lacks an array: {unknown('array', name, arrays)}")
+            raise bad(file, f"lacks an array: {unknown('array', name, arrays)}")
     if label not in arrays:
         return _native(file, "x", arrays["x"], "biuf"), None
     x, y = (_native(file, name, arrays[name], kinds) for name, kinds in (("x", "biuf"), (label, "biufU")))
     if y.ndim == 0:
-        raise _bad(file, f"has a single value as array '{label}', should be one for each point")
+        raise bad(file, f"has a single value as array '{label}', should be one for each point")
     return x, (y.astype(np.int64) if y.dtype.kind == "b" else y)  # true and false are classes
 
 
@@ -190,72 +189,19 @@ def _load(file: Path, label: str) -> dict[str, Any]:
     except Exception as error:
         # A damaged archive can fail in every layer: zip, its compressors, and numpy's header, which is Python syntax.
         if "Object arrays" in str(error):
-            raise _bad(file, "holds Python objects (a pickle), which are never loaded: save numbers or text") from None
-        raise _bad(file, f"is damaged or not an .npz file ({str(error) or type(error).__name__})") from None
+            raise bad(file, "holds Python objects (a pickle), which are never loaded: save numbers or text") from None
+        raise bad(file, f"is damaged or not an .npz file ({str(error) or type(error).__name__})") from None
 
 
 def _native(file: Path, name: str, array: Any, kinds: str) -> np.ndarray:
     """An array of one of these kinds in the byte order of this machine."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
-        type_ = _name(array.dtype) if isinstance(array, np.ndarray) else "raw bytes"
-        raise _bad(file, f"has {type_} as array '{name}', should be numbers{' or text' if 'U' in kinds else ''}")
+        type_ = type_name(array.dtype) if isinstance(array, np.ndarray) else "raw bytes"
+        raise bad(file, f"has {type_} as array '{name}', should be numbers{' or text' if 'U' in kinds else ''}")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 # Tables
-
-
-def _table(file: Path) -> Any:
-    """A table with at least one row, its columns in the simplest types that hold them."""
-    import pyarrow as pa
-
-    read = _read_csv if file.suffix.lower() == ".csv" else _read_parquet
-    try:
-        table = read(file)
-        table.validate(full=True)
-        table = table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
-    except InputError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
-        raise _bad(file, f"is damaged or not a {file.suffix} file ({error})") from None
-    if table.num_rows == 0:
-        raise _bad(file, "has no points, leave it out")
-    return table
-
-
-def _read_csv(file: Path) -> Any:
-    from pyarrow import csv
-
-    # One block: the types of the columns are guessed from the first block alone, and later ones may not contradict it.
-    block = min(max(file.stat().st_size, 2**20), 2**31 - 1)
-    return csv.read_csv(
-        str(file),
-        read_options=csv.ReadOptions(block_size=block),
-        convert_options=csv.ConvertOptions(strings_can_be_null=True),
-    )
-
-
-def _read_parquet(file: Path) -> Any:
-    from pyarrow import parquet
-
-    # Not read_table: it would make further columns out of folders that are called like `year=2020`.
-    with parquet.ParquetFile(str(file)) as opened:
-        check_table(opened, file, available())
-        return opened.read()
-
-
-def _plain(type_: Any) -> Any:
-    """The type to read a column as: categories as their values, decimals as floats, true and false as 1 and 0."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(type_):
-        return _plain(type_.value_type)
-    if pa.types.is_decimal(type_):
-        return pa.float64()
-    if pa.types.is_boolean(type_):
-        return pa.int64()
-    # By name, since older versions of pyarrow do not know all of them.
-    return pa.large_string() if str(type_) in ("string", "large_string", "string_view") else type_
 
 
 def _features(file: Path, columns: list[str], label: str) -> list[str]:
@@ -263,14 +209,14 @@ def _features(file: Path, columns: list[str], label: str) -> list[str]:
     for name in columns:
         if not name or name.startswith("__index_level_"):
             what = f"column '{name}'" if name else "a column without a name"
-            raise _bad(file, f"has {what}, likely the row numbers of a data frame: save it without its index")
+            raise bad(file, f"has {what}, likely the row numbers of a data frame: save it without its index")
     name, count = Counter(columns).most_common(1)[0] if columns else ("", 0)
     if count > 1:
-        raise _bad(file, f"has {count} columns '{name}', should be one of each name")
+        raise bad(file, f"has {count} columns '{name}', should be one of each name")
     if label not in columns:
-        raise _bad(file, f"lacks the labels: {unknown('column', label, columns)}")
+        raise bad(file, f"lacks the labels: {unknown('column', label, columns)}")
     if len(columns) == 1:
-        raise _bad(file, f"has no column besides '{label}', should have at least one feature")
+        raise bad(file, f"has no column besides '{label}', should have at least one feature")
     return [name for name in columns if name != label]
 
 
@@ -281,77 +227,67 @@ def _check_same(file: Path, features: list[str], first: str, expected: list[str]
         missing = [name for name in expected if name not in here]
         extra = [name for name in features if name not in there]
         parts = [f"{word} {_quoted(names)}" for word, names in (("lacks", missing), ("adds", extra)) if names]
-        raise _bad(file, f"should have the columns of '{first}', but {' and '.join(parts)}")
-
-
-def _column(file: Path, table: Any, name: str) -> Any:
-    """A column without empty cells."""
-    column = table.column(name)
-    if count := column.null_count:
-        cells = "1 empty cell" if count == 1 else f"{count} empty cells"
-        raise _bad(file, f"has {cells} (nothing, NA or null) in column '{name}': fill them or drop those rows")
-    return column
-
-
-def _numbers(file: Path, table: Any, features: list[str]) -> np.ndarray:
-    """The inputs x[points, features]."""
-    from pyarrow import types
-
-    columns = []
-    for name in features:
-        column = _column(file, table, name)
-        if not (types.is_integer(column.type) or types.is_floating(column.type)):
-            raise _bad(file, f"has values of type {_name(column.type)} in column '{name}', should be numbers")
-        columns.append(column.to_numpy())
-    return np.column_stack(columns)
-
-
-def _labels(file: Path, table: Any, label: str) -> np.ndarray:
-    """The labels y[points]; text as an array of Python strings."""
-    from pyarrow import types
-
-    column = _column(file, table, label)
-    if not (types.is_integer(column.type) or types.is_floating(column.type) or types.is_large_string(column.type)):
-        raise _bad(file, f"has values of type {_name(column.type)} in column '{label}', should be numbers or text")
-    return np.array(column.to_numpy())  # a copy: the memory of a table is read-only, which torch does not like
-
-
-def _name(type_: Any) -> str:
-    """What numpy or pyarrow calls a type, but text in plain words."""
-    return "text" if str(type_) == "large_string" or str(type_).startswith("<U") else str(type_)
+        raise bad(file, f"should have the columns of '{first}', but {' and '.join(parts)}")
 
 
 # Labels of all clients
 
 
-def _classes(files: list[Path], labels: list[np.ndarray], task: str) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+def _classes(
+    files: list[Path], targets: list[np.ndarray], label: str, task: str
+) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
     """The labels as numbers, and the classes that are text: 0, 1, ... in sorted order over all clients."""
-    text = [y.dtype.kind in "UO" for y in labels]
+    text = [y.dtype.kind in "UO" for y in targets]
     if not any(text):
-        return labels, None
-    example = files[text.index(True)]
+        if task == "classification" or (task == "auto" and not any(y.dtype.kind == "f" for y in targets)):
+            for file, y in zip(files, targets, strict=True):
+                _check_numbered(file, y, label)
+        return targets, None
+    example, where = files[text.index(True)], _example(files[text.index(True)], targets[text.index(True)], label)
     if task == "regression":
-        raise _bad(example, "has text as labels, should be numbers for task = 'regression'")
+        raise bad(example, f"has text as labels ({where}), should be numbers for task = 'regression'")
     if not all(text):
         # Not guessed: a typing error in one file would make classes of everyone's numbers.
         number = files[text.index(False)]
-        raise _bad(number, f"has numbers as labels, but '{example.name}' has text: should be the same in all files")
-    values = [y.ravel().tolist() for y in labels]
-    place = {name: i for i, name in enumerate(sorted(set().union(*values)))}
-    numbers = [np.array([place[name] for name in row], dtype=np.int64) for row in values]
-    return [new.reshape(y.shape) for new, y in zip(numbers, labels, strict=True)], tuple(place)
+        told = f"has numbers as labels, but '{example.name}' has text ({where})"
+        raise bad(number, f"{told}: should be the same in all files")
+    values = [y.ravel().tolist() for y in targets]
+    known = {name: i for i, name in enumerate(sorted(set().union(*values)))}
+    numbered = [np.array([known[name] for name in row], dtype=np.int64) for row in values]
+    return [new.reshape(y.shape) for new, y in zip(numbered, targets, strict=True)], tuple(known)
 
 
-def _known_classes(file: Path, y: np.ndarray, classes: tuple[str, ...] | None) -> np.ndarray:
+def _example(file: Path, y: np.ndarray, label: str) -> str:
+    """A label that is text, and where it is: the first that does not look like a number."""
+    row = first_word(y)
+    return f"{value(y.ravel().tolist()[row])} in {place(file, row)}, column '{label}'"
+
+
+def _check_numbered(file: Path, y: np.ndarray, label: str, classes: int | None = None) -> None:
+    """Classes are whole numbers from 0, below the number of classes where that is known."""
+    if y.ndim != 1:
+        return
+    wrong = (y < 0) | (y != np.round(y)) | (False if classes is None else y >= classes)
+    if len(rows := np.flatnonzero(wrong)):
+        row = int(rows[0])
+        allowed = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
+        raise bad(file, f"has {y[row]} in {place(file, row)}, column '{label}', but classes should be {allowed}")
+
+
+def _known_classes(file: Path, y: np.ndarray, label: str, federation: Federation) -> np.ndarray:
     """The labels of a newcomer as the numbers that the clients' classes have."""
-    text = y.dtype.kind in "UO"
-    if text != (classes is not None):
-        ours, theirs = ("text", "numbers") if text else ("numbers", "text")
-        raise _bad(file, f"has {ours} as labels, but the run's data has {theirs}: should be the same")
+    classes, text = federation.columns.classes, y.dtype.kind in "UO"
+    if text and classes is None:
+        raise bad(file, f"has text as labels ({_example(file, y, label)}), but the run's data has numbers")
+    if not text and classes is not None:
+        raise bad(file, "has numbers as labels, but the run's data has text: should be the same")
     if classes is None:
+        if federation.shape.task == "classification":
+            _check_numbered(file, y, label, federation.shape.outputs)
         return y
-    place = {name: i for i, name in enumerate(classes)}
-    for name in y.ravel().tolist():
-        if name not in place:
-            raise _bad(file, f"has a label that the run does not know: {unknown('class', name, classes)}")
-    return np.array([place[name] for name in y.ravel().tolist()], dtype=np.int64).reshape(y.shape)
+    known = {name: i for i, name in enumerate(classes)}
+    for row, name in enumerate(y.ravel().tolist()):
+        if name not in known:
+            where = f"{place(file, row)}, column '{label}'"
+            raise bad(file, f"has a label in {where} that the run does not know: {unknown('class', name, classes)}")
+    return np.array([known[name] for name in y.ravel().tolist()], dtype=np.int64).reshape(y.shape)

@@ -18,7 +18,7 @@ from fedsoft.centers.blend import Blend
 from fedsoft.centers.posterior import interval, log_density, mixtures, noise_scale, posterior
 from fedsoft.clientdata import Augment, ClientData
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation
+from fedsoft.federation import Federation, Scale
 from fedsoft.local import Moments, Solver, losses_of_all
 from fedsoft.model import Model, cross_entropy, squared_loss
 from fedsoft.seeds import generator
@@ -81,6 +81,7 @@ class Adopted:
         losses: its mean loss under each center, `[S]`.
         fit: whether the centers fit it at all.
         blend: what predicts.
+        scale: of inputs, where the federation has one; `predict` takes them as they were before.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Adopted:
     losses: Tensor
     fit: Fit
     blend: Blend
+    scale: Scale | None = None
 
     @property
     def best(self) -> int:
@@ -102,7 +104,8 @@ class Adopted:
     def predict(self, x: Any) -> Tensor:
         """Values or probabilities for inputs `x[points, ...]`."""
         with torch.no_grad(), one_thread():
-            return self.blend.predict(torch.as_tensor(x if isinstance(x, Tensor) else np.array(x)))
+            inputs = torch.as_tensor(x if isinstance(x, Tensor) else np.array(x))
+            return self.blend.predict(inputs if self.scale is None else self.scale(inputs))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -171,7 +174,7 @@ class Newcomers:
             mean = losses.mean(0)
             return Adopted(
                 name, how, len(losses), u[0], span.low, span.high, level, mean, fit,
-                self._blend(how, data, u, mean, name),
+                self._blend(how, data, u, mean, name), self.federation.scale,
             )  # fmt: skip
 
     def points(self, pairs: list[tuple[Tensor, Tensor]]) -> ClientData:

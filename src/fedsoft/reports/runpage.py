@@ -29,7 +29,7 @@ from fedsoft.reports.page import (
 )
 from fedsoft.reports.served import served, served_course
 from fedsoft.reports.tables import best_centers, withheld_centers
-from fedsoft.trust.guards import exclusions
+from fedsoft.trust.guards import exclusions, silence
 from fedsoft.trust.privacy import statements
 
 UNKNOWN = "The sources of this data are not known, so the centers are not scored against them."
@@ -103,6 +103,9 @@ def _warnings(group: Group) -> list[Block]:
         for text in withheld_centers(run.spec, run.records).values():
             rule = "the effective number of clients of a center is below privacy.floor"
             found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))
+        for text in silence(run.records):
+            rule = "replies that came and were believed, counted in every round"
+            found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, False, (ref,)))
         for text in exclusions(run.records):
             rule = "replies that are not finite, out of range, or far longer than the median are left out of averages"
             found.append(Verdict(f"{text[0].upper()}{text[1:]}{seed}.", rule, None, (ref,)))

@@ -13,12 +13,15 @@ from rich.text import Text
 
 from fedsoft.centers.collapse import standing
 from fedsoft.centers.drift import changes
+from fedsoft.errors import FedsoftError
+from fedsoft.runs.apart import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
-from fedsoft.trust.guards import exclusions
+from fedsoft.trust.guards import exclusions, silence, unheard
 from fedsoft.trust.privacy import below, statements, why_withheld
 
 Scores = dict[str, Any]
+BUDGET = "finished (budget)"  # of work or bytes, before the last round
 
 
 def number(value: float | None, metric: str = "mse") -> str:
@@ -117,8 +120,13 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     spec = folder.spec()
     head = Text(spec.title, style="bold")
     if scores is None:
-        left = Text(f"stopped after round {len(records)} of {spec.rounds}: go on with  fedsoft resume {folder.name}")
-        told = [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
+        where = f"after round {len(records)} of {spec.rounds}"
+        if (problem := folder.diverged) is not None:
+            left = Text(f"diverged {where}: {problem}", style="yellow")
+        else:
+            left = Text(f"stopped {where}: go on with  fedsoft resume {folder.name}")
+        told = [Text(f"Warning: {text}", style="yellow") for text in silence(records)]
+        told += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
         return Group(head, left, *told, cost_text(records), *_kept(folder))
     hidden = withheld_centers(spec, records)
     scores = without_centers(scores, [*hidden])
@@ -133,11 +141,13 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts += [personal_table(scores), Text()]
     if (mixture := mixture_text(scores)) is not None:
         parts.append(mixture)
-    parts += [Text(f"Warning: {text}", style="yellow") for text in standing(records)]
+    parts += [Text(f"Warning: {text}", style="yellow") for text in [*silence(records), *standing(records)]]
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].get("privacy", {}) if records else {})]
     parts += [Text(f"Excluded: {text}", style="yellow") for text in exclusions(records)]
     parts += [Text(f"Drift: {text}", style="yellow") for text in changes(records)]
+    if state_of(folder) == BUDGET:
+        parts.append(Text(f"Ended by its budget, after {len(records)} of at most {spec.rounds} rounds"))
     parts += [cost_text(records), *_kept(folder), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
@@ -193,27 +203,25 @@ def seeds_table(all_scores: list[Scores]) -> Table:
 def runs_table(folders: list[RunFolder]) -> Table:
     """The runs of a folder, one line each."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("run", "algorithm", "dataset", "rounds", "state")
+    columns = ("run", "algorithm", "dataset", "settings", "rounds", "state")
     for column in columns:
         table.add_column(column, justify="right" if column == "rounds" else "left", no_wrap=column == "run")
     for row in runs_list(folders):
-        table.add_row(*(Text(str(row[column])) for column in columns))
+        table.add_row(*(Text(row["changed"] if column == "settings" else str(row[column])) for column in columns))
     return table
 
 
 def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
     """The runs of a folder as plain values. A run that cannot be read is listed as such."""
-    from fedsoft.errors import FedsoftError
-
-    rows = []
-    for folder in folders:
-        row: dict[str, Any] = {"run": folder.name, "path": str(folder.path)}
+    rows, specs = [], {}
+    for number, folder in enumerate(folders):
+        row: dict[str, Any] = {"run": folder.name, "path": str(folder.path), "settings": {}, "changed": ""}
         try:
             spec, info, done = folder.spec(), folder.info, len(folder.records())
-            finished = folder.scores() is not None
             row |= {"algorithm": spec.algorithm.name, "dataset": spec.dataset.name, "seed": spec.seed,
                     "variant": spec.variant, "rounds": f"{done}/{spec.rounds}",
-                    "state": "finished" if finished else "stopped", "created": info.get("created", "")}  # fmt: skip
+                    "state": state_of(folder), "created": info.get("created", "")}  # fmt: skip
+            specs[number] = spec
         except FedsoftError as error:
             row |= {
                 "algorithm": "",
@@ -225,7 +233,20 @@ def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
                 "created": "",
             }
         rows.append(row)
+    for (number, spec), settings in zip(specs.items(), apart(list(specs.values())), strict=True):
+        rows[number] |= {"settings": settings, "changed": in_short(settings, spec)}
     return rows
+
+
+def state_of(folder: RunFolder) -> str:
+    """Whether a run is finished, with what is odd about its end; else diverged, or stopped."""
+    if folder.scores() is None:
+        return "stopped" if folder.diverged is None else "diverged"
+    spec, records = folder.spec(), folder.records()
+    if unheard(records) is not None:
+        return "finished (nobody answered)"
+    budget = spec.work is not None or spec.bytes is not None
+    return BUDGET if budget and len(records) < spec.rounds else "finished"
 
 
 def size(count: float) -> str:

@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
+from fedsoft.checks import renamed
 from fedsoft.engines import whole_runs
-from fedsoft.errors import InputError, StoreError, WorkerLost
+from fedsoft.errors import DivergedError, FilesGone, InputError, StoreError, WorkerLost
 from fedsoft.federation import Federation
 from fedsoft.runs.finding import find_run
 from fedsoft.runs.folder import Checkpoint, RunFolder
-from fedsoft.runs.spec import RunSpec
-from fedsoft.runs.stage import Stage, build, reads_files
+from fedsoft.runs.spec import PATHS, RunSpec
+from fedsoft.runs.stage import Stage, build, owners, reads_files
 from fedsoft.simulate import Engine
 from fedsoft.tensorfile import in_blocks
 from fedsoft.threads import one_thread
-from fedsoft.training import Limit, Mending, Run, closing_work, play
+from fedsoft.training import Limit, Mending, Run, closing_work, crowded, play
 
 SAVING_SHARE = 0.1  # of the time may go into saving; small states are then saved after every round
 
@@ -50,6 +51,8 @@ def execute(spec: RunSpec, path: Path, stage: Stage) -> tuple[RunFolder, bool]:
     with contextlib.closing(engine):
         told = _told(federation) if reads_files(spec) else ""
         folder = RunFolder.create(path, spec, federation.fingerprint, told, stage.keep)
+        if (note := crowded(engine.algorithm, len(federation))) is not None:
+            stage.say(note)
         return _carry(folder, spec, federation, engine, stage)
 
 
@@ -66,15 +69,22 @@ def carry_on(folder: RunFolder, stage: Stage, *, again: bool = False) -> tuple[R
         )
     if not over and elsewhere is not None:
         return elsewhere(spec, folder.path, stage)
-    try:
-        federation, engine = build(spec, replace(stage, engine="local", address=None) if over else stage)
-    except InputError as error:
-        if stage.data is None and reads_files(spec):
-            raise InputError(f"{error} (resume --data PATH tells where the files of a run are now)") from None
-        raise
+    if not over and isinstance(stage.engine, str) and (problem := folder.diverged) is not None:
+        raise DivergedError(problem)  # the same numbers would come again; at nodes others may answer
+    _check_there(folder, spec, stage.data)
+    federation, engine = build(spec, replace(stage, engine="local", address=None) if over else stage)
     with contextlib.closing(engine):
         check_data(folder, federation)
         return (folder, True) if over else _carry(folder, spec, federation, engine, stage)
+
+
+def _check_there(folder: RunFolder, spec: RunSpec, data: str | Path | None) -> None:
+    """The files that a run began with are there, unless it is told where they are now."""
+    named = [spec.dataset.settings[key] for key in PATHS if key in spec.dataset.settings]
+    if data is None and named and not Path(named[0]).exists():
+        raise FilesGone(
+            f"the data of run '{folder.name}' is not there any more: '{named[0]}' does not exist", "data=..."
+        )
 
 
 def _told(federation: Federation) -> str:
@@ -105,6 +115,7 @@ def load(
     """
     folder = find_run(Path(os.environ.get("FEDSOFT_RUNS", "runs")), str(path))
     spec = folder.spec()
+    _check_there(folder, spec, data)
     changed = replace(spec.algorithm, settings=spec.algorithm.settings | settings)
     federation, engine = build(
         replace(spec, algorithm=changed), Stage(device=device, data=None if data is None else Path(data))
@@ -140,12 +151,16 @@ def _carry(
     engine.use_folder(folder.path)
     mending = Mending(engine)
     asked = threading.Event()
-    with folder.lock():
+    with folder.lock(), renamed(owners(spec)):
+        folder.diverge(None)
         while True:
             try:
                 return folder, _play(folder, spec, federation, engine, stage, asked)
             except WorkerLost as lost:
                 mending.after(lost, len(folder.records()))
+            except DivergedError as error:
+                folder.diverge(str(error))
+                raise
 
 
 def _play(

@@ -6,6 +6,7 @@
     state.safetensors    the server's state and the clients' memory after the last saved round
     state-before.safetensors    the same after the round that was saved before it, until the run is finished
     state-N.safetensors  the same after round N, for the rounds that are to be kept
+    diverged.json        why it ended before its time, where training diverged
     scores.json          written at the end
     figure.png           written at the end
 
@@ -50,7 +51,9 @@ from fedsoft.runs.spec import RunSpec
 FORMAT = "fedsoft-run-1"
 RECORDED = {"round", "last", "gradients", "bytes_down", "bytes_up", "seconds"}  # in every record of the log
 SCORED = {"metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle"}
-LEFTOVERS = (".state*", ".rounds.*", ".scores.*", ".figure.*", ".memory-*")  # of files written under the lock
+# Of files written under the lock.
+LEFTOVERS = (".state*", ".rounds.*", ".scores.*", ".diverged.*", ".figure.*", ".memory-*")
+DIVERGED = "diverged.json"
 DAMAGED = "damaged-"  # begins the name of a state that was set aside
 NEW = ".new-"  # begins the name of a folder in the making, which takes milliseconds
 ABANDONED = 3600.0  # seconds after which nobody is at work on one any more
@@ -161,6 +164,13 @@ class RunFolder:
         if not SCORED <= scores.keys():
             raise StoreError(f"'{self.path / 'scores.json'}' is damaged: it lacks {', '.join(SCORED - scores.keys())}")
         return scores
+
+    @property
+    def diverged(self) -> str | None:
+        """Why training diverged, in one sentence; None where it did not."""
+        if not (self.path / DIVERGED).exists():
+            return None
+        return str(self._json(DIVERGED, "").get("problem", ""))
 
     def checkpoint(self, rounds: int | None = None) -> Checkpoint | None:
         """The last saved state, or one that was kept after so many rounds, checked; None before the first."""
@@ -324,6 +334,14 @@ class RunFolder:
         with said(self.path):
             (self.path / BEFORE).unlink(missing_ok=True)
         self.write("scores.json", _text(scores).encode())
+
+    def diverge(self, problem: str | None) -> None:
+        """Write down that training diverged, and why; None where it is tried again."""
+        if problem is not None:
+            self.write(DIVERGED, _text({"problem": problem}).encode())
+            return
+        with said(self.path):
+            (self.path / DIVERGED).unlink(missing_ok=True)
 
     def records_until(self, rounds: int) -> list[dict[str, Any]]:
         """The log up to a saved state; complains when it is shorter than that."""

@@ -13,25 +13,23 @@ from typing import Any
 import tomli_w
 
 from fedsoft import plugins
-from fedsoft.checks import toml
+from fedsoft.checks import renamed, toml
 from fedsoft.errors import InputError, unknown
+from fedsoft.plugins import PARTS
 
-PARTS = {
-    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
-    "robust": "rules", "attack": "attacks",
-}  # fmt: skip
 TOP = ("about", "rounds", "work", "bytes", "seed", "dtype", "dropout", "score_every", "source", "data_seed", "variant",
        "guard", "diverged", "privacy", *PARTS)  # fmt: skip
 DTYPES = ("float32", "float64")
 DIVERGED = ("stop", "drop")
+SOLVER = "adam"  # unless told
 VARIANTS = ("fast",)  # a preset or file may have a table [fast] of changes that make a short run of a long one
 PATHS = ("path", "data_dir")  # settings of data sets that name files
 
 
 CARRIED = ("S", "K")  # settings of the preset's algorithm that others take over
 
-# Settings of algorithms that came later, with what was done before: left out of the hash, so that of older runs stays.
-LATER = {"reseed": False}
+# Settings that came later, with what was done before: left out of the hash, so that of older runs stays.
+LATER = {"algorithm": {"reseed": False}, "dataset": {"standardize": False}}
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class RunSpec:
             if key not in parts:
                 raise InputError(f"the run has no [{key}]: give it a name, for instance {key} = "
                                  f'"{plugins.names(PARTS[key])[0]}"')  # fmt: skip
-        parts.setdefault("local", _part("local", "adam"))
+        parts.setdefault("local", _part("local", SOLVER))
         dataset = plugins.find("datasets", parts["dataset"].name)
         if "partition" in parts and "partition" not in plugins.parameters(dataset):
             raise InputError(f"dataset '{parts['dataset'].name}' takes no partition: leave [partition] out")
@@ -131,7 +129,8 @@ class RunSpec:
     def hash(self) -> str:
         """Twelve digits that change when anything changes that the result depends on."""
         content = {key: value for key, value in self.to_dict().items() if key != "about"}
-        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if (k, v) not in LATER.items()}
+        for part, later in LATER.items():
+            content[part] = {k: v for k, v in content[part].items() if (k, v) not in later.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -202,7 +201,8 @@ def _privacy(raw: Any) -> dict[str, Any]:
 
     if not isinstance(raw, dict):
         raise InputError(f"privacy = {raw!r} is not allowed: should be a table such as [privacy] counts = 2.0")
-    return asdict(Privacy(**raw))
+    with renamed({"Privacy": "privacy"}):
+        return asdict(Privacy(**raw))
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -242,6 +242,7 @@ def read(source: str, changes: list[str] | None = None, *, fast: bool = False) -
             some = ", ".join(name for name, preset in presets().items() if preset.fast is not None)
             raise InputError(f"--fast: '{source}' has no table [fast], so no fast variant (presets with one: {some})")
         raw, label = _varied(raw, table), f"{label}-fast"
+    raw.setdefault("local", SOLVER)  # so that its settings can be changed
     # Another name drops the settings of the old one: names come first, whatever the order they were given in.
     before = _name_of(raw.get("algorithm"))
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedsoft import plugins
+from fedsoft.checks import renamed
 from fedsoft.engines import Factory
 from fedsoft.engines import find as find_engine
 from fedsoft.errors import InputError
@@ -46,7 +47,8 @@ def federation_of(spec: RunSpec) -> Federation:
         extra["seed"] = spec.seed if spec.data_seed is None else spec.data_seed
     if spec.partition is not None:
         extra["partition"] = plugins.build("partitions", spec.partition.name, spec.partition.settings)
-    federation: Federation = dataset(**spec.dataset.settings, **extra)
+    with renamed(owners(spec)):
+        federation: Federation = dataset(**spec.dataset.settings, **extra)
     return federation if spec.source is None else federation.only(spec.source)
 
 
@@ -55,7 +57,23 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
     federation = federation_of(spec if stage.data is None else _moved(spec, stage.data))
     if isinstance(stage.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
-    engine = prepare(
+    if federation.scale is not None and spec.privacy is not None and (spec.privacy["counts"] or spec.privacy["clip"]):
+        raise InputError(
+            "dataset.standardize = true is not allowed with [privacy]: means and deviations of columns are not hidden; "
+            "scale the files by what is known without looking at them"
+        )
+    with renamed(owners(spec)):
+        return federation, _prepared(spec, stage, federation)
+
+
+def owners(spec: RunSpec) -> dict[str, str]:
+    """What Python calls the parts of a run, and what the run calls them."""
+    named = {key: part.name for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
+    return {plugins.find(plugins.PARTS[key], name).__name__: key for key, name in named.items()}
+
+
+def _prepared(spec: RunSpec, stage: Stage, federation: Federation) -> Engine:
+    return prepare(
         plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings),
         federation,
         plugins.build("models", spec.model.name, spec.model.settings),
@@ -68,7 +86,6 @@ def build(spec: RunSpec, stage: Stage) -> tuple[Federation, Engine]:
             spec.guard, cast(Diverged, spec.diverged), None if spec.privacy is None else Privacy(**spec.privacy)
         ),
     )  # fmt: skip
-    return federation, engine
 
 
 def _moved(spec: RunSpec, data: Path) -> RunSpec:

@@ -23,13 +23,13 @@ from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.machine import cores, memory_size
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
+from fedsoft.studies.pace import SOON, Log, Pace, in_turns
 
 KILLED = (
     "its process was killed (out of memory?): what is done is saved, the same command goes on from here, "
     "perhaps with fewer --jobs"
 )
 DIVERGED = "it diverged: "  # begins what is told of such a run
-SOON = 3.0  # seconds after which the pace is that of this machine, not the expected one
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Farm:
         jobs: how many run at the same time, each in a process of its own.
         share: what each process gets of the machine, see `runs.Stage`.
         on_progress: called now and then.
-        seconds: what a run is expected to take, for the time that is left; its rounds unless told.
+        seconds: what a run is expected to take, for the time that is left; as rounds are measured unless told.
     """
 
     def __init__(
@@ -73,16 +73,18 @@ class Farm:
     ) -> None:  # fmt: skip
         self.out, self.jobs, self.share = out, jobs, share or {}
         self.on_progress, self.seconds = on_progress, seconds
-        self.ended = 0  # runs of earlier calls
-        self.pace = _Pace(jobs, known=seconds is not None)
+        self.ended = self.rounds = 0  # runs and rounds of earlier calls
+        self.pace = _Pace(jobs)
 
     def run(self, specs: Sequence[RunSpec], *, more: int = 0, later: float = 0.0) -> list[Outcome] | None:
         """Run everything that is not saved already; None when it was asked to stop, and what is done is saved.
 
-        A run that is named twice is run once. `more` runs that take `later` seconds are still to come after these.
+        A run that is named twice is run once. `more` runs are still to come after these, which are expected to take
+        `later` seconds.
         """
         wanted = {self.out / spec.id: spec for spec in specs}
         missing = {path: spec for path, spec in wanted.items() if not (path / "scores.json").exists()}
+        missing = in_turns(missing) if self.seconds is None else missing
         watch = _Watch(self, wanted, missing, more, later)
         endings: dict[Path, str] = {}
         context = multiprocessing.get_context("spawn")  # torch does not like to be forked
@@ -172,36 +174,56 @@ class _Watch:
     def __init__(
         self, farm: Farm, wanted: dict[Path, RunSpec], missing: dict[Path, RunSpec], more: int, later: float
     ) -> None:
-        self.farm, self.wanted, self.missing, self.more, self.later = farm, wanted, missing, more, later
-        self.before = {path: _share(path, spec) for path, spec in missing.items()}
-        self.cost = {path: farm.seconds(spec) if farm.seconds else spec.rounds for path, spec in missing.items()}
+        self.farm, self.missing, self.more, self.later = farm, missing, more, later
+        self.logs = {path: Log(path, spec) for path, spec in wanted.items()}
+        for log in self.logs.values():
+            log.look()
+        self.rounds_before, self.pace = farm.rounds, Pace(farm.jobs)
+        self.before = {path: self._share(path) for path in missing}
         self.done_before = farm.pace.done
 
     def tell(self, left: Sequence[Path]) -> None:
+        for path in self.missing:
+            self.logs[path].look()
+        ended = self.farm.ended + len(self.logs) - len(left)
+        total = self.farm.ended + len(self.logs) + self.more
+        rounds = self.rounds_before + sum(log.rounds for log in self.logs.values())
+        self.farm.rounds = rounds
+        seconds = self._measured(left) if self.farm.seconds is None else self._expected(self.farm.seconds, left)
+        self.farm.on_progress(Progress(ended, total, rounds, seconds))
+
+    def _measured(self, left: Sequence[Path]) -> float | None:
+        """From the rounds that were played; nobody knows what runs that are still to come will take."""
+        seconds = self.pace.left([*self.logs.values()], [self.logs[path] for path in left])
+        return None if self.more else seconds
+
+    def _expected(self, cost: Callable[[RunSpec], float], left: Sequence[Path]) -> float:
+        """From what was expected, at the pace so far."""
         done = todo = 0.0
-        running = set(left)
         for path, spec in self.missing.items():
-            share = _share(path, spec) if path in running else 1.0
-            done += self.cost[path] * max(0.0, share - self.before[path])
-            todo += self.cost[path] * (1 - share)
-        pace = self.farm.pace
-        pace.done = self.done_before + done
-        ended = self.farm.ended + len(self.wanted) - len(left)
-        total = self.farm.ended + len(self.wanted) + self.more
-        self.farm.on_progress(Progress(ended, total, sum(map(_rounds, self.wanted)), pace.left(todo + self.later)))
+            share = self._share(path) if path in left else 1.0
+            done += cost(spec) * max(0.0, share - self.before[path])
+            todo += cost(spec) * (1 - share)
+        self.farm.pace.done = self.done_before + done
+        return self.farm.pace.left(todo + self.later)
+
+    def _share(self, path: Path) -> float:
+        """How much of a run is done. With a budget of work or bytes nobody knows how many rounds it will be."""
+        log = self.logs[path]
+        if log.spec.work is not None or log.spec.bytes is not None or not log.spec.rounds:
+            return 0.0
+        return min(1.0, log.rounds / log.spec.rounds)
 
 
 class _Pace:
-    """The time that is left, at the pace so far."""
+    """The time that is left of what was expected, at the pace so far."""
 
-    def __init__(self, jobs: int, known: bool) -> None:
-        self.jobs, self.known, self.began, self.done = jobs, known, time.monotonic(), 0.0
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.began, self.done = jobs, time.monotonic(), 0.0
 
-    def left(self, todo: float) -> float | None:
+    def left(self, todo: float) -> float:
         elapsed = time.monotonic() - self.began
-        if elapsed > SOON and self.done > 0:
-            return todo * elapsed / self.done
-        return todo / self.jobs if self.known else None
+        return todo * elapsed / self.done if elapsed > SOON and self.done > 0 else todo / self.jobs
 
 
 def _waiting(futures: Sequence[Future[str]]) -> Iterator[set[Future[str]]]:
@@ -210,20 +232,6 @@ def _waiting(futures: Sequence[Future[str]]) -> Iterator[set[Future[str]]]:
     while left:
         _, left = wait_for(left, timeout=0.3)
         yield left
-
-
-def _rounds(path: Path) -> int:
-    try:
-        return (path / "rounds.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
-def _share(path: Path, spec: RunSpec) -> float:
-    """How much of a run is done. With a budget of work or bytes nobody knows how many rounds it will be."""
-    if spec.work is not None or spec.bytes is not None or not spec.rounds:
-        return 0.0
-    return min(1.0, _rounds(path) / spec.rounds)
 
 
 @contextlib.contextmanager

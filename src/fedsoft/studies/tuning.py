@@ -194,7 +194,7 @@ def tune(
     first = first_runs(base, seeds)
     farm = Farm(out, jobs, share=share, on_progress=on_progress)
     count = len(labels) * len(grid.points) * len(first)
-    outcomes = farm.run(first, more=count, later=float(sum(spec.rounds for spec in first) * count / len(first)))
+    outcomes = farm.run(first, more=count)
     if outcomes is None:
         return None
     spent = {folder.spec().seed: total(folder, "work") for folder in folders(outcomes, ["the preset"] * len(first))}

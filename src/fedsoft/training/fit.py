@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,14 +17,16 @@ from fedsoft.federation import Federation
 from fedsoft.local import Solver
 from fedsoft.model import Builder, Model
 from fedsoft.threads import one_thread
-from fedsoft.training.preparing import prepare
+from fedsoft.training.preparing import crowded, prepare
 from fedsoft.training.rounds import Limit, Mending, Record, play
 from fedsoft.training.run import Run
 from fedsoft.trust.absence import Absent
 from fedsoft.trust.attack import Attack
-from fedsoft.trust.guards import Care, Diverged
+from fedsoft.trust.guards import Care, Diverged, unheard
 from fedsoft.trust.privacy import Privacy
 from fedsoft.trust.robust import Rule
+
+LOG = logging.getLogger("fedsoft")
 
 
 def fit(
@@ -98,6 +101,8 @@ def fit(
         backend=backend, workers=workers, memory=memory, rule=robust, attack=attack,
         engine=find_engine(engine, address), absent=absent, care=Care(guard, diverged, privacy),
     )  # fmt: skip
+    if (note := crowded(algorithm, len(federation))) is not None:
+        LOG.warning(note)
     told = 0
     mending = Mending(made)
     while True:
@@ -110,6 +115,8 @@ def fit(
                 if on_round is not None and run.rounds > told:  # played again after a loss, it is the same
                     on_round(record)
                 told = max(told, run.rounds)
+            if (never := unheard(run.history)) is not None:
+                LOG.warning(never)
             return run
         except WorkerLost as lost:
             mending.after(lost, told)

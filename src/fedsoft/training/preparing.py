@@ -78,6 +78,14 @@ def prepare(
     return made
 
 
+def crowded(algorithm: Algorithm, clients: int) -> str | None:
+    """A sentence where there are more centers than clients; else None."""
+    S = getattr(algorithm, "S", None)
+    if not isinstance(S, int) or S <= clients:
+        return None
+    return f"S = {S} centers for {clients} client{'s' * (clients != 1)}: some will have hardly any data to learn from"
+
+
 def _backend(backend: str, device: str) -> str:
     """What is written by hand is written for the CPU; elsewhere large stacks are what is fast."""
     return "stacked" if backend == "auto" and device != "cpu" else backend

@@ -86,7 +86,7 @@ def play(
             if truth is not None and fractions is not None and (last or t % score_every == 0):
                 view = CenterView.of(engine.model, state["centers"], state.get("u"), truth, fractions)
                 if not np.isfinite(view.centers).all():
-                    raise DivergedError(f"the error of a center is not finite after round {t}: training diverged, "
+                    raise DivergedError(f"the error of a center is not finite after round {t + 1}: training diverged, "
                                         f"{advice(engine.algorithm)}")  # fmt: skip
                 record |= {name: value for name, value in asdict(view).items() if value is not None}
                 columns = zip(*view.centers, strict=True)
@@ -109,8 +109,8 @@ def _grown(engine: Engine, history: Sequence[Record], record: Record) -> None:
         if not error <= ABSURD * max(first):
             times = error / max(first)
             raise DivergedError(
-                f"the error of center {s} is {error:.3g} after round {record['round']}, {times:.1g} times that of the "
-                f"first round: training diverged, {advice(engine.algorithm)}; guard = 5 leaves out single clients"
+                f"the error of center {s} is {error:.3g} after round {record['round'] + 1}, {times:.1g} times that of "
+                f"the first round: training diverged, {advice(engine.algorithm)}; guard = 5 leaves out single clients"
             )
 
 

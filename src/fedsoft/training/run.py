@@ -71,7 +71,10 @@ class Run:
         return self.model.layout.unflatten(self.engine.memory.take(np.array([k]), ["w"])["w"][0])
 
     def predict(self, x: Any, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Tensor:
-        """Predict for inputs `x[points, ...]` with a center or with a client's personal model."""
+        """Predict for inputs `x[points, ...]` with a center or with a client's personal model.
+
+        Where the federation is scaled, these are inputs as they were before; see `Federation`.
+        """
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
         like = self.state["centers"]
@@ -80,6 +83,7 @@ class Run:
         shape = self.federation.shape.input
         if tuple(inputs.shape[1:]) != shape:
             raise InputError(f"x has shape {list(inputs.shape)}, should be [points, {', '.join(map(str, shape))}]")
+        inputs = self.federation.as_seen(inputs)
         with torch.no_grad():
             if client is not None:
                 return self.engine.predict_for(self._row(client), inputs, self.state)

@@ -226,7 +226,7 @@ def noted(excluded: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def exclusions(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who was excluded over a run: a sentence for each client, or for each reason where they are many; and for silence.
+    """Who was excluded over a run: a sentence for each client, or for each reason where they are many.
 
     Rounds are counted from 1, as people see them.
     """
@@ -237,18 +237,17 @@ def exclusions(records: Sequence[Mapping[str, Any]]) -> list[str]:
             rounds.setdefault(str(entry["client"]), []).append((record["round"] + 1, str(entry["reason"])))
     often = sorted(rounds, key=lambda client: (-len(rounds[client]), client))
     if len(often) <= SPOKEN and not more:
-        return [_sentence(client, rounds[client]) for client in often] + silence(records)
+        return [_sentence(client, rounds[client]) for client in often]
     reasons: dict[str, set[str]] = {}
     for client in often:
         for _, why in rounds[client]:
             reasons.setdefault(why, set()).add(client)
     least = "at least " if more else ""  # a record names some of them only
-    found = [
+    return [
         f"{least}{len(who)} client{'s were' if len(who) > 1 else ' was'} excluded, such as "
         f"{', '.join(sorted(who)[:3])}: {why}{ADVICE if 'not finite' in why else ''}"
         for why, who in sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))[:SPOKEN]
     ]
-    return found + silence(records)
 
 
 def _sentence(client: str, seen: Sequence[tuple[int, str]]) -> str:
@@ -258,10 +257,21 @@ def _sentence(client: str, seen: Sequence[tuple[int, str]]) -> str:
 
 
 def silence(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A word about the end of a run in which nobody answered any more."""
+    """A word about a run in which nobody answered, in none of its rounds or not any more."""
+    if (never := unheard(records)) is not None:
+        return [never]
     answered = [record["answered"] for record in records if "answered" in record]
     last = next((i for i, count in enumerate(reversed(answered)) if count), len(answered))
     return [f"nobody answered in the last {last} rounds: all centers stayed as they were"] if last >= SILENT else []
+
+
+def unheard(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """A sentence about a run that is over and never had an answer that could be used; None where it had one."""
+    whole = bool(records) and records[0]["round"] == 0 and bool(records[-1].get("last"))
+    if not whole or any(record.get("answered", 1) for record in records):
+        return None
+    rounds = "its only round" if len(records) == 1 else f"any of its {len(records)} rounds"
+    return f"nobody answered in {rounds}: nothing was learned, all models are as they were drawn"
 
 
 def merged(first: Facts, refused: Mapping[int, str]) -> Facts:

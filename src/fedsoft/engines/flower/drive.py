@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsoft.checks import toml
+from fedsoft.checks import renamed, toml
 from fedsoft.engines.flower.loopback import Loopback
 from fedsoft.engines.flower.terms import Rules
 from fedsoft.errors import FedsoftError, InputError
@@ -122,5 +122,6 @@ def rules_of(folder: Path) -> dict[str, Any]:
         rules = toml(path.read_text("utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"'{path}' cannot be read: {error}") from None
-    Rules(**rules)
+    with renamed({"Rules": ""}):
+        Rules(**rules)
     return rules

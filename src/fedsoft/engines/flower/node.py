@@ -185,6 +185,8 @@ class Node:
         if self.made is None or self.made[0] != key:
             whole = federation_of(spec)
             if shard is None:
+                if whole.scale is not None:
+                    raise InputError("dataset.standardize = true is not allowed for points at nodes: scale them there")
                 whole = self.config.own_points(whole.shape)
             else:
                 rows = np.array_split(np.arange(len(whole)), shard[1])[shard[0]].tolist()

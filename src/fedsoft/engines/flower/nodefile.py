@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedsoft import plugins
-from fedsoft.checks import settings, toml
+from fedsoft.checks import renamed, settings, toml
 from fedsoft.errors import InputError
 from fedsoft.federation import DataShape, Federation
 
@@ -89,8 +89,9 @@ class NodeConfig:
             raise InputError(f"cannot read '{path}': {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"'{path}' is not valid TOML: {error}") from None
-        self.file = NodeFile(**raw)
-        self.data = Data(**self.file.data)
+        with renamed({"NodeFile": "", "Data": "data"}):
+            self.file = NodeFile(**raw)
+            self.data = Data(**self.file.data)
         given = [key for key in ("path", "loader", "shard") if getattr(self.data, key) is not None]
         if len(given) != 1:
             raise InputError(f"'{path}': [data] should have one of path, loader and shard, has {given or 'none'}")
