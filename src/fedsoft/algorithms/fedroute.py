@@ -164,8 +164,10 @@ class FedRoute(Starts):
         """After a routed round: centers from the points that they were given, and the scale of the noise."""
         c, linear = state[which], bool(state["linear"])
         ties = not linear and which == "centers" and int(state["left"]) > 0
-        job = {"tied": c.new_tensor(TIED if ties else 1.0)} if not linear else {}
-        answer = ask("gather" if linear else "route", ids, centers=c, s2=state["s2"], **job)
+        if linear:
+            answer = ask("gather", ids, centers=c, s2=state["s2"])
+        else:
+            answer = ask("route", ids, centers=c, s2=state["s2"], tied=c.new_tensor(TIED if ties else 1.0))
         notes["answered"] += len(answer.ids)
         if not len(answer.ids):
             return state
