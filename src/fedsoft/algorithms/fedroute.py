@@ -27,7 +27,7 @@ HARD, TRIAL, ROUTED = range(3)
 PHASES = ("hard", "trial", "routed")
 SETTLE = 5  # rounds between two looks for twins
 SHARE = 0.3  # of the clients take part in the trial
-TIED = 0.3  # of the largest posterior is nearly as probable
+TIED = 0.05  # of the largest posterior is nearly as probable
 
 
 @settings
@@ -55,7 +55,7 @@ class FedRoute(Starts):
 
     A source may be explained nearly as well by the center of another one that it does not conflict with. Its points
     would then be divided between the two by chance, and stay so: a center knows best what it was trained on. So in the
-    first `ties` routed rounds a point goes to any center whose q_i(s) is at least 0.3 of the largest, drawn anew in
+    first `ties` routed rounds a point goes to any center whose q_i(s) is at least 1/20 of the largest, drawn anew in
     every round. Both learn all of these points, and afterwards the client's prior decides.
 
     With squared loss exp(-l) is that of a Gaussian: l_s(i) = r_s(i)^2 / (2 s2), s2 being the mean of q_i(s) r_s(i)^2
@@ -103,7 +103,7 @@ class FedRoute(Starts):
     warm: Annotated[int, Field(ge=0)] = 6
     hard: Annotated[int, Field(ge=0)] = 6
     trial: Annotated[int, Field(ge=0)] = 4
-    ties: Annotated[int, Field(ge=0)] = 12
+    ties: Annotated[int, Field(ge=0)] = 20
     gain: Annotated[float, Field(gt=0)] = 0.67
     eps: Annotated[float, Field(ge=0, lt=1)] = 0.05
     reseed: bool = False
