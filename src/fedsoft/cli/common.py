@@ -47,7 +47,7 @@ PAGE = 110  # signs in a line of a table that goes into a file
 
 def page() -> Terminal:
     """Where wide tables are printed: the terminal, or lines that are long but still read well in a file."""
-    return out if out.is_terminal else Terminal(width=max(out.width, PAGE))
+    return out if out.is_terminal else Terminal(width=max(Terminal().width, PAGE))
 
 
 def preset_names(incomplete: str) -> list[str]:

@@ -65,6 +65,17 @@ class Group:
         """What its numbers are traced by."""
         return tuple(run.ref for run in self.runs)
 
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Of every run."""
+        return [run.scores for run in self.runs]
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each source has exactly one center that stands for it in every run: then centers can be averaged."""
+        sources = len(self.first.scores["sources"])
+        return all(sorted(scores["alignment"] or []) == list(range(sources)) for scores in self.scores)
+
     def values(self, key: str) -> list[Any]:
         """A score of every run."""
         return [run.scores.get(key) for run in self.runs]

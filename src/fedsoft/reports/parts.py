@@ -30,6 +30,11 @@ def unit(metric: str) -> str:
     return metric_name(metric) + (", %" if metric == "accuracy" else "")
 
 
+def heads(first: str, others: Sequence[str]) -> tuple[Column, ...]:
+    """The heads of a table: what its rows are, then columns of numbers."""
+    return (Column(first, numeric=False), *map(Column, others))
+
+
 def thin(length: int, most: int = MOST_POINTS) -> list[int]:
     """Which of so many points are drawn: all, or evenly spread ones with the first and the last.
 
