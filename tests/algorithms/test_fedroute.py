@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.algorithms.fedroute import PHASES, SHARE, _parts
+from fedsoft.algorithms.fedroute import PHASES, SHARE, TIED, _parts
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.simulate import Simulation
@@ -74,8 +74,8 @@ def plain_rounds(
             points += len(y)
             chosen, chance = q.argmax(1), generator(0, "ties", t, str(k)).random((len(y), S))
             for i in range(len(y)) if t < ties else ():
-                if alike := [s for s in range(S) if np.exp(-each[i, s]) >= 0.5]:
-                    chosen[i] = max(alike, key=lambda s: chance[i, s])
+                alike = [s for s in range(S) if q[i, s] >= TIED * q[i].max()]
+                chosen[i] = max(alike, key=lambda s: chance[i, s])
             for s in range(S):
                 mine = chosen == s
                 if mine.any():
@@ -101,15 +101,11 @@ def test_routed_rounds_equal_the_plain_loop(ties: int) -> None:
 def test_points_that_several_centers_explain_go_to_any_of_them() -> None:
     simulation, _ = at(fs.FedRoute(S=3), class_clients((500, 700)), SOFTMAX)
     site = simulation.host._site(simulation.host.data, simulation.everyone, 0)
-    kinds = torch.tensor(
-        [[0.1, 0.6, 0.8], [0.9, 1.5, 0.8], [2.0, 0.1, 3.0]]
-    )  # two, none, one below log 2
-    losses = kinds.repeat_interleave(torch.tensor([900, 200, 100]), 0)
-    q = torch.tensor([0.5, 0.4, 0.1]).expand(1200, 3)
-    parts = _parts(site, q, losses)
-    assert torch.equal(parts, _parts(site, q, losses))  # named draws
+    q = torch.tensor([[0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).repeat_interleave(torch.tensor([900, 300]), 0)
+    parts = _parts(site, q)
+    assert torch.equal(parts, _parts(site, q))  # named draws
     assert (torch.bincount(parts[:900], minlength=3) / 900).tolist() == pytest.approx([0.5, 0.5, 0.0], abs=0.06)
-    assert parts[900:].tolist() == [0] * 200 + [1] * 100
+    assert parts[900:].tolist() == [0] * 300  # 0.15 is less than 0.3 of 0.8
 
 
 def test_every_point_is_used_once_whatever_S_is() -> None:

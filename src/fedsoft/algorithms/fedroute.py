@@ -27,7 +27,7 @@ HARD, TRIAL, ROUTED = range(3)
 PHASES = ("hard", "trial", "routed")
 SETTLE = 5  # rounds between two looks for twins
 SHARE = 0.3  # of the clients take part in the trial
-EXPLAINED = math.log(2)  # the largest loss of a point that is more likely than not
+TIED = 0.3  # of the largest posterior is nearly as probable
 
 
 @settings
@@ -55,8 +55,8 @@ class FedRoute(Starts):
 
     A source may be explained as well by the center of another one that it does not conflict with. Its points would then
     be divided between the two by chance, and stay so: a center knows best what it was trained on. So in the first
-    `ties` routed rounds a point goes to any of the centers under which it is more likely than not, exp(-l_s(i)) >= 1/2,
-    drawn anew in every round. All of them learn such points, and afterwards the client's prior decides.
+    `ties` routed rounds a point goes to any of the centers whose q_i(s) is at least 0.3 of the largest, drawn anew in
+    every round. All of them learn such points, and afterwards the client's prior decides.
 
     With squared loss exp(-l) is that of a Gaussian: l_s(i) = r_s(i)^2 / (2 s2), s2 being the mean of q_i(s) r_s(i)^2
     over all points of the last round, and at first that of min_s r_s(i)^2 at the client. Models that are linear in
@@ -237,8 +237,8 @@ class FedRoute(Starts):
     def route(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """Every point for its most probable center."""
         c, data = shared["centers"], site.data
-        q, losses, s2, mine, reply = self._shares(site, mine, shared)
-        part = _parts(site, q, losses / (2 * s2)) if bool(shared["ties"]) else q.argmax(1)
+        q, _, mine, reply = self._shares(site, mine, shared)
+        part = _parts(site, q) if bool(shared["ties"]) else q.argmax(1)
         given = data.mean_by_client(one_hot(part, self.S).to(c.dtype)) * data.sizes[:, None]
         w = site.solve_parts(c.expand(len(site), -1, -1), part)
         return mine, reply | {"sum": w * given[:, :, None], "n": given}
@@ -246,7 +246,7 @@ class FedRoute(Starts):
     @job
     def gather(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
         """The sums of weighted least squares."""
-        q, losses, _, mine, reply = self._shares(site, mine, shared)
+        q, losses, mine, reply = self._shares(site, mine, shared)
         return mine, reply | sums(site, q, losses)
 
     def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
@@ -256,24 +256,22 @@ class FedRoute(Starts):
             return site.predictions(c[u.argmax(1)])
         return mixed(site, c, u)
 
-    def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Tensor, Tensor, Memory, Reply]:
-        """Posterior, losses and scale of every point, what the client keeps of them, and what it tells of them."""
+    def _shares(self, site: Site, mine: Memory, shared: Reply) -> tuple[Tensor, Tensor, Memory, Reply]:
+        """The posterior and the losses of every point, what the client keeps of it, and what it tells of it."""
         data, losses = site.data, site.losses(shared["centers"])
         nearest = (data.mean_by_client(losses.amin(1)) / _outputs(site)).clamp(min=torch.finfo(losses.dtype).tiny)
         s2 = torch.where(shared["s2"] > 0, shared["s2"], nearest)[data.owners, None]
         prior = torch.where(mine["open"][:, None], 1 / self.S, (1 - self.eps) * mine["u"] + self.eps / self.S)
         q = posterior(losses, prior[data.owners], s2)
         u, loss = data.mean_by_client(q), data.mean_by_client((q * losses).sum(1)) / _outputs(site)
-        return q, losses, s2, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
+        return q, losses, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}
 
 
-def _parts(site: Site, q: Tensor, losses: Tensor) -> Tensor:
-    """The center for each point: by chance one of those that explain it, else the most probable one."""
+def _parts(site: Site, q: Tensor) -> Tensor:
+    """The center for each point: by chance the most probable one, or one that is nearly as probable."""
     draws = zip(site.generators("ties"), site.data.sizes.tolist(), strict=True)
     chance = torch.as_tensor(np.concatenate([g.random((n, q.shape[1])) for g, n in draws]), device=q.device)
-    explained = losses <= EXPLAINED
-    any_of_them = torch.where(explained, chance, -1.0).argmax(1)
-    return torch.where(explained.any(1), any_of_them, q.argmax(1))
+    return torch.where(q >= TIED * q.amax(1, keepdim=True), chance, -1.0).argmax(1)
 
 
 def _outputs(site: Site) -> int:
