@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedsoft as fs
+from fedsoft.cli.newcomers import client_of
 from tests.cli.test_cli import FAST
 from tests.cli.test_cli import run as run
 
@@ -163,3 +164,14 @@ def test_bad_input_is_one_sentence(run: Any, saved: fs.Run, arguments: list[str]
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert words in err
+
+
+def test_a_number_is_a_name_where_names_are_numbers() -> None:
+    """The fourth of five clients is not client 4."""
+    pairs = [(np.ones((3, 2)), np.arange(3.0))] * 3
+    named = fs.fit(fs.FedAvg(), fs.Federation.from_clients(pairs, names=["1", "2", "10"]), fs.models.linear(), rounds=0)
+    assert client_of(named, "10") == "10"
+    with pytest.raises(fs.InputError, match="client '4' does not exist"):
+        named.predict(np.ones((1, 2)), client=client_of(named, "4"))
+    plain = fs.fit(fs.FedAvg(), fs.Federation.from_clients(pairs, names=["a", "b", "c"]), fs.models.linear(), rounds=0)
+    assert client_of(plain, "2") == 2

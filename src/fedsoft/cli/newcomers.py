@@ -176,7 +176,9 @@ def export(
 
 def client_of(run: Run, text: str) -> str | int:
     """A client by name, or by number where no name is like that."""
-    return int(text) if text not in run.federation.names and text.isdecimal() else text
+    names = run.federation.names
+    # Where names are numbers themselves, a number is a name: the fourth client is not client 4.
+    return int(text) if text.isdecimal() and not any(name.isdecimal() for name in names) else text
 
 
 def _load(root: Path, name: str) -> tuple[Run, RunSpec, str]:
