@@ -129,10 +129,12 @@ def test_export_writes_a_folder_for_every_client(run: Any, saved: fs.Run, tmp_pa
 def test_export_writes_centers_and_clients(run: Any, saved: fs.Run, tmp_path: Path) -> None:
     code, out, err = run("export", NAME)
     assert code == 0, err
-    assert {path.name for path in (tmp_path / "exported").iterdir()} == {
+    (saved_name,) = (path.name for path in (tmp_path / "exported").iterdir())
+    assert saved_name.startswith(NAME)
+    assert {path.name for path in (tmp_path / "exported" / saved_name / "centers").iterdir()} == {
         "center-0.safetensors", "center-1.safetensors", "model-card.md",
     }  # fmt: skip
-    card = (tmp_path / "exported" / "model-card.md").read_text("utf-8")
+    card = (tmp_path / "exported" / saved_name / "centers" / "model-card.md").read_text("utf-8")
     assert NAME in card
     assert "data set: synthetic" in card
     code, out, _ = run("export", NAME, "--what", "client", "3", "--format", "torch", "--out", "c3", "--json")

@@ -135,7 +135,9 @@ def export(
     format_: Annotated[
         str, typer.Option("--format", metavar="safetensors|onnx|torch", help="Weights; everything; weights and code.")
     ] = "safetensors",
-    file: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to.")] = Path("exported"),
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to; exported/RUN/WHAT unless told.")
+    ] = None,
     runs_dir: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -151,6 +153,7 @@ def export(
     from fedsoft.progress import Steps
 
     run, spec, title = _load(runs_dir, name)
+    file = Path("exported") / title / what if out_dir is None else out_dir  # each run beside its own scale and card
     if what == "clients":
         with Steps(err, "exporting") as steps:
             each = export_clients(run, file, format=format_, spec=spec, name=title, on_step=steps.update)  # pyright: ignore[reportArgumentType]
