@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsoft.errors import InputError, StoreError
+from fedsoft.runs.disk import sync
 from fedsoft.tensorfile import Saved, opened
 
 ENDING = ".safetensors"
@@ -116,9 +117,9 @@ class NodeMemory:
                 temporary,
                 metadata={"fedsoft": json.dumps(notes)},
             )
-            _sync(Path(temporary))
+            sync(Path(temporary))
             Path(temporary).replace(path)
-            _sync(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise StoreError(f"cannot write to '{self.folder}': {error.strerror or error}") from None
         finally:
@@ -151,11 +152,3 @@ def _version(path: Path) -> Version:
         return Version(path, int(path.stem), moment, tuple(str(name) for name in notes["clients"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"'{path}' is damaged ({type(error).__name__}): what this node kept cannot be read") from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
