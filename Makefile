@@ -7,7 +7,7 @@ READY  := $(VENV)/.installed
 # One more than there are cores: tests of federations mostly wait.
 TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)') + 1)
 
-.PHONY: demo test fuzz audit lint types docs bench tools install clean
+.PHONY: demo test test-slow test-all fuzz audit lint types docs bench tools install clean
 
 install: $(READY)
 
@@ -29,8 +29,16 @@ $(READY): $(CORE)
 demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 
-test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations 15
+PYTEST := $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations 15
+FAST   := (not slow and not engine) or smoke
+
+test: $(READY)  ## the fast tests, and one of each kind that starts other processes: five minutes
+	@$(PYTEST) -m "$(FAST)"
+
+test-slow: $(READY)  ## all other tests
+	@$(PYTEST) -m "not ($(FAST))"
+
+test-all: test test-slow  ## everything
 
 fuzz: $(READY)  ## bad input of every kind, other cases every time: make fuzz CASES=20000
 	@FEDSOFT_FUZZ=$(or $(CASES),20000) $(BIN)/python -m pytest -q -n $(TESTERS) tests/fuzz

@@ -21,7 +21,15 @@ torch.set_num_threads(1)
 
 
 # The files that take longest, so that no process is left alone with one of them at the end.
-FIRST = ("test_processes", "test_faults", "test_damage", "test_ray", "test_benchmarks", "test_farm", "test_conformance")
+FIRST = (
+    "test_processes",
+    "test_faults",
+    "test_damage",
+    "test_ray",
+    "test_benchmarks",
+    "test_process_pool",
+    "test_conformance",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

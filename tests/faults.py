@@ -237,7 +237,7 @@ class _Raw(io.FileIO):
 # --- the warm process -------------------------------------------------------------------------------------------------
 
 CHANGES = ["clients=4", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "rounds=2",
-           "local.name=sgd"]  # fmt: skip
+           "solver.name=sgd"]  # fmt: skip
 KEEP = 2
 
 
@@ -250,11 +250,11 @@ def chosen_run() -> Any:
 
 def carry_out(out: Path) -> None:
     """The run, through the library."""
-    from fedsoft.runs.execution import execute
-    from fedsoft.runs.stage import Stage
+    from fedsoft.runs.execute import execute
+    from fedsoft.runs.run_options import RunOptions
 
     chosen = chosen_run()
-    execute(chosen, out / chosen.id, Stage(workers=1, keep=KEEP))
+    execute(chosen, out / chosen.id, RunOptions(workers=1, keep=KEEP))
 
 
 def command(out: Path) -> int:
@@ -299,23 +299,30 @@ def in_child(work: Callable[[], int], said: Path) -> int:
 
 def outcome(out: Path) -> dict[str, Any]:
     """What a finished run consists of, without times."""
-    from fedsoft.runs.finding import list_runs
+    from fedsoft.runs.find import list_runs
+    from tests.helpers import logged
 
     (folder,) = list_runs(out)
-    records = [{k: v for k, v in record.items() if k != "seconds"} for record in folder.records()]
+    scores, records = folder.scores(), logged(folder.records())
     states = {path.name: path.read_bytes().hex() for path in sorted(folder.path.glob("*.safetensors"))}
     left = sorted(path.name for path in folder.path.glob(".*") if not path.name.startswith(".figure"))
-    return {"records": records, "states": states, "scores": folder.scores(), "kept": folder.kept, "left": left}
+    return {
+        "records": records,
+        "states": states,
+        "scores": scores and scores.to_dict(),
+        "kept": folder.kept,
+        "left": left,
+    }
 
 
 def faults(root: Path, kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Every fault of these kinds at every operation, and what became of it."""
     import torch
 
-    from fedsoft.runs import execution
+    from fedsoft.runs import execute
 
     torch.set_num_threads(1)
-    execution.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
+    execute.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
     (root / "whole").mkdir(parents=True)
     audited: set[str] = set()
     counting = Disk(root / "whole")

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.batches import Problem, Prox
-from fedsoft.clientdata import ClientData
-from fedsoft.federation import DataShape, Federation
-from fedsoft.model import Model
+from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.federation import DataShape, Federation
+from fedsoft.core.local_solve import Solver
+from fedsoft.core.model import Model
+from fedsoft.engine.local import LocalEngine
+from fedsoft.models.linear import linear
+from fedsoft.safety.conditions import Conditions
+from fedsoft.safety.dropouts import Dropouts
 from fedsoft.seeds import generator
+from fedsoft.solvers.exact import Exact
+from fedsoft.training import FitOptions, Limit, Recipe, Run, fit, play, prepare
+from fedsoft.training.records import RoundRecord
 
 # Batches of 5 leave last batches of 5, 1, 4, 3 and 2 points; the number of batches runs from 1 to 5.
 RAGGED = (5, 11, 23, 8, 19, 6, 14, 12)
+
+# What makes a run of `synthetic-10-90` take milliseconds.
+SMALL = ["clients=4", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "solver.name=sgd"]
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -75,3 +87,70 @@ class Held:
 
     def weighted(self, weights: Tensor) -> Tensor:
         return torch.tensordot(weights.double(), self.values.double(), 1)
+
+
+CONDITIONS = {"dropout", "attack", "aggregator", "guard", "diverged", "privacy"}
+OPTIONS = {"device", "chunk", "workers", "memory", "engine", "address", "on_round", "dtype", "backend", "score_every"}
+
+
+def trained(algorithm: Any, federation: Federation, model: Any, *, rounds: int, **settings: Any) -> Run:
+    """`fs.fit`, with the fields of conditions and options among its own settings."""
+    conditions, options, rest = _sorted(settings)
+    return fit(algorithm, federation, model, rounds=rounds, conditions=conditions, options=options, **rest)
+
+
+def engine_for(algorithm: Any, federation: Federation, model: Any, **settings: Any) -> LocalEngine:
+    """An engine that is ready for the first round, see `trained`."""
+    conditions, options, rest = _sorted(settings)
+    recipe = Recipe(algorithm, model, dtype=options.dtype, backend=options.backend, **rest)
+    return cast(LocalEngine, prepare(recipe, federation, conditions, options))
+
+
+def _sorted(settings: dict[str, Any]) -> tuple[Conditions, FitOptions, dict[str, Any]]:
+    conditions = {key: value for key, value in settings.items() if key in CONDITIONS}
+    options = {key: value for key, value in settings.items() if key in OPTIONS}
+    rest = {key: value for key, value in settings.items() if key not in CONDITIONS | OPTIONS}
+    return Conditions(**conditions), FitOptions(**options), rest
+
+
+def fitted(
+    algorithm: Any, clients: Pairs | Federation, rounds: int, solver: Solver | None = None, *, model: Any = None,
+    begun: dict[str, Any] | None = None, **settings: Any,
+) -> Run:  # fmt: skip
+    """A run in float64 of a linear model, solved exactly where nothing else is said; settings as in `trained`.
+
+    `begun` replaces parts of the first state, see `State.update`.
+    """
+    fed = clients if isinstance(clients, Federation) else federation(clients)
+    settings = {"dtype": "float64", "solver": solver or Exact(), **settings}
+    if begun is None:
+        return trained(algorithm, fed, model or linear(), rounds=rounds, **settings)
+    return played(engine_for(algorithm, fed, model or linear(), **settings), fed, rounds, **begun)
+
+
+def played(engine: LocalEngine, federation: Federation, rounds: int, **begun: Any) -> Run:
+    """A run by this engine; `begun` replaces parts of its first state."""
+    with torch.no_grad():
+        state = engine.start().update(**begun)
+    run = Run(federation, engine, state, [])
+    for run.state, record in play(engine, federation, state, [], Limit(rounds)):
+        run.history.append(record)
+    return run
+
+
+def silent(who: Callable[[str, int, str], bool]) -> Dropouts:
+    """Clients that do not answer a job in a round."""
+    return lambda job, t, names: np.array([who(job, t, name) for name in names], dtype=bool)
+
+
+def record(t: int = 0, **known: Any) -> RoundRecord:
+    """The record of a round that cost hardly anything."""
+    return RoundRecord.from_dict(
+        {"round": t + 1, "last": False, "gradients": 1, "bytes_down": 1, "bytes_up": 1, "seconds": 0.1} | known
+    )
+
+
+def logged(records: Sequence[RoundRecord], *without: str) -> list[dict[str, Any]]:
+    """Records as plain values, without times and these fields."""
+    left_out = {"seconds", *without}
+    return [{key: value for key, value in one.to_dict().items() if key not in left_out} for one in records]

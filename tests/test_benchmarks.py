@@ -62,6 +62,13 @@ def test_further_benchmarks_run(module: str, tmp_path: Path) -> None:
     assert json.loads(saved.read_text())
 
 
+@pytest.mark.slow
+@pytest.mark.engine
+def test_attacks_are_told_as_tables() -> None:
+    out = run("benchmarks.attacks", "sums", "--seeds", "1")
+    assert "| a client of 1 point; points = 10 | too-few-points | 1 ± 0 |" in out
+
+
 def result(ratio: float) -> Result:
     times = {"median": 2e-3 * ratio, "best": 1e-3 * ratio}
     return {"theirs": times, "ours": times, "ratio": ratio, "lowest": ratio - 1, "highest": ratio + 1}

@@ -15,13 +15,17 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft import plugins
-from fedsoft.clientdata import ClientData
-from fedsoft.contract import Algorithm, Site
-from fedsoft.host import Host
-from fedsoft.runs.execution import execute
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.contract import Algorithm, Answer, Ids, Reply
+from fedsoft.core.site import Site
+from fedsoft.engine.client_host import ClientHost
+from fedsoft.engine.local import LocalEngine
+from fedsoft.runs.execute import execute
+from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
-from fedsoft.runs.stage import Stage
-from fedsoft.training import Limit, Run, play, prepare
+from fedsoft.training import Limit, Run, play
+from fedsoft.training.records import RoundRecord
+from tests.helpers import engine_for, trained
 
 NAMES = plugins.names("algorithms")
 ROUNDS = 4
@@ -61,16 +65,16 @@ def fitted(name: str, fed: fs.Federation | None = None, rounds: int = ROUNDS, **
     fed = federation() if fed is None else fed
     made = options.pop("made", None) or algorithm(name, len(fed))
     local = fs.SGD(**{k: v for k, v in LOCAL.items() if k != "name"})
-    return fs.fit(made, fed, fs.models.linear(), rounds=rounds, local=local, dtype="float64", **options)
+    return trained(made, fed, fs.models.linear(), rounds=rounds, solver=local, dtype="float64", **options)
 
 
 def outcome(run: Run) -> dict[str, Tensor]:
     """Everything that a run leaves behind, and what it predicts for everybody."""
-    simulation = run.engine
+    engine = run.engine
     with torch.no_grad():
-        scores = simulation.personal_scores(run.state, run.federation.train)
-    left = {f"state {key}": value for key, value in run.state.items()}
-    left |= {f"memory {key}": value for key, value in simulation.memory.items()}
+        scores = engine.personal_scores(run.state, run.federation.train)
+    left = {f"state {key}": value for key, value in run.state.tensors().items()}
+    left |= {f"client {key}": value for key, value in engine.client_states.items()}
     return left | {"personal": scores}
 
 
@@ -78,7 +82,7 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], order: list[i
     assert one.keys() == other.keys()
     for key, value in one.items():
         by_client = order is not None and (
-            key.startswith("memory") or key in ("personal", "state u") or key.endswith("_k")
+            key.startswith(("client ", "state per_client.")) or key in ("personal", "state u")
         )
         value = value[order] if by_client else value
         assert value.shape == other[key].shape, key
@@ -156,27 +160,27 @@ def test_padding_does_not_matter(name: str) -> None:
 def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     chosen = {k: getattr(algorithm(name), k) for k in settings_of(name)}
     raw: dict[str, Any] = {
-        "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "local": LOCAL,
+        "rounds": ROUNDS, "algorithm": {"name": name, **chosen}, "model": "linear", "solver": LOCAL,
         "partition": "10:90",
         "dataset": {"name": "synthetic", "clients": 9, "points": [5, 16], "dimension": 3, "test_points": 20},
     }  # fmt: skip
     raw["algorithm"] = {k: v for k, v in raw["algorithm"].items() if v is not None}
-    whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", Stage())
+    whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", RunOptions())
 
     class Stop(Exception):
         pass
 
-    def stop_after(count: int) -> Callable[[dict[str, Any]], None]:
-        def on_round(record: dict[str, Any]) -> None:
-            if record["round"] + 1 == count:
+    def stop_after(count: int) -> Callable[[RoundRecord], None]:
+        def on_round(record: RoundRecord) -> None:
+            if record.round == count:
                 raise Stop
 
         return on_round
 
     for count in (1, 3):
         with pytest.raises(Stop):
-            execute(RunSpec.from_dict(raw), tmp_path / "stopped", Stage(on_round=stop_after(count)))
-    resumed, finished = execute(RunSpec.from_dict(raw), tmp_path / "stopped", Stage())
+            execute(RunSpec.from_dict(raw), tmp_path / "stopped", RunOptions(on_round=stop_after(count)))
+    resumed, finished = execute(RunSpec.from_dict(raw), tmp_path / "stopped", RunOptions())
     assert finished
     assert (resumed.path / "state.safetensors").read_bytes() == (whole.path / "state.safetensors").read_bytes()
     assert resumed.scores() == whole.scores()
@@ -189,24 +193,27 @@ def test_dropouts_never_give_nan(name: str, dropout: float) -> None:
 
 
 @every
-def test_when_nobody_answers_the_centers_stay(name: str) -> None:
-    run = fitted(name, dropout=1.0)
-    with torch.no_grad():
-        first = prepare(algorithm(name), federation(), fs.models.linear(), seed=0, dtype="float64").start()
-    if run.state["centers"].shape == first["centers"].shape:
-        assert torch.equal(run.state["centers"], first["centers"])
+def test_when_nobody_answers_all_models_stay(name: str) -> None:
+    """Centers, and what is known of and kept by clients: some algorithms have no centers."""
+    first, last = (outcome(fitted(name, rounds=rounds, dropout=1.0)) for rounds in (0, ROUNDS))
+    models = [
+        key for key in first if key.startswith(("state centers", "state per_client.", "client ")) and len(first[key])
+    ]
+    assert models
+    for key in models:
+        assert torch.equal(last[key], first[key]), key
 
 
 @every
 def test_a_whole_cluster_that_is_silent_does_no_harm(name: str) -> None:
     """The clients of one source stop answering after the second round."""
-    simulation = prepare(algorithm(name), federation(), fs.models.linear(), seed=0, dtype="float64")
-    simulation.absent = lambda job, t, names: np.array([t >= 2 and int(n) % 2 == 0 for n in names])
+    engine = engine_for(algorithm(name), federation(), fs.models.linear(), seed=0, dtype="float64")
+    engine.dropouts = lambda job, t, names: np.array([t >= 2 and int(n) % 2 == 0 for n in names])
     with torch.no_grad():
-        state = simulation.start()
+        state = engine.start()
     fed = federation()
-    run = Run(fed, simulation, state, [])
-    for run.state, record in play(simulation, fed, state, [], Limit(5)):
+    run = Run(fed, engine, state, [])
+    for run.state, record in play(engine, fed, state, [], Limit(5)):
         run.history.append(record)
     assert_finite(run)
 
@@ -222,6 +229,13 @@ def test_one_center_and_more_centers_than_clients(name: str) -> None:
         pytest.skip("has no S")
     assert_finite(fitted(name, made=algorithm(name, S=1)))
     assert_finite(fitted(name, federation(clients((5, 6, 7))), made=algorithm(name, 3, S=5)))
+
+
+@every
+def test_more_clients_than_there_are_cannot_be_drawn(name: str) -> None:
+    made = algorithm(name, K=10)
+    with pytest.raises(fs.InputError, match=rf"{type(made).__name__}\.K = 10 .*at most 9, the number of clients"):
+        fitted(name, made=made)
 
 
 @every
@@ -243,12 +257,25 @@ def test_classification_with_any_network(name: str) -> None:
         return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
 
     run = fs.fit(
-        algorithm(name, 4, K=3), fed, fs.models.module(network), rounds=3, local=fs.Adam(lr=0.01, epochs=1, batch=4)
+        algorithm(name, 4, K=3), fed, fs.models.module(network), rounds=3, solver=fs.Adam(lr=0.01, epochs=1, batch=4)
     )
     assert_finite(run)
     probabilities = run.predict(made[0][0], client=0)
     assert probabilities.shape == (6, 3)
     assert torch.allclose(probabilities.sum(1), torch.ones(6), atol=1e-5)
+
+
+@every
+def test_the_personal_model_is_what_a_client_predicts_with(name: str) -> None:
+    run, x = fitted(name), clients()[0][0]
+    for k in (0, 4):
+        models, predicted = run.ensemble(client=k), run.predict(x, client=k)
+        assert torch.allclose(models.predict(x), predicted)
+        if len(models.w) == 1:
+            assert torch.allclose(x @ run.personal(k)["weight"].flatten(), predicted)
+        else:
+            with pytest.raises(fs.InputError, match=f"predicts with {len(models.w)} models for each client: use"):
+                run.personal(k)
 
 
 @every
@@ -261,7 +288,7 @@ def test_images_as_bytes(name: str) -> None:
     fed = fs.Federation.from_clients(made, classes=3)
     if name == "mocha":
         pytest.skip("is for linear regression")
-    assert_finite(fs.fit(algorithm(name, 3, K=2), fed, fs.models.mlp(hidden=[4]), rounds=3, local=fs.SGD(epochs=1)))
+    assert_finite(fs.fit(algorithm(name, 3, K=2), fed, fs.models.mlp(hidden=[4]), rounds=3, solver=fs.SGD(epochs=1)))
 
 
 @every
@@ -272,8 +299,11 @@ def test_an_mlp_with_adam_agrees_over_chunks(name: str) -> None:
 
     def run(chunk: int | None) -> Run:
         local = fs.Adam(lr=0.01, epochs=2, batch=5)
-        return fs.fit(algorithm(name), federation(), fs.models.mlp(hidden=[4]), rounds=3, local=local, dtype="float64",
-                      chunk=chunk, dropout=0.2)  # fmt: skip
+        conditions, options = fs.Conditions(dropout=0.2), fs.FitOptions(dtype="float64", chunk=chunk)
+        model = fs.models.mlp(hidden=[4])
+        return fs.fit(
+            algorithm(name), federation(), model, rounds=3, solver=local, conditions=conditions, options=options
+        )
 
     assert_close(outcome(run(None)), outcome(run(2)))
 
@@ -285,9 +315,8 @@ def test_an_mlp_with_adam_has_the_same_bits_with_any_number_of_workers(name: str
 
     def run(**options: Any) -> dict[str, Tensor]:
         local = fs.Adam(lr=0.01, epochs=2, batch=5)
-        return outcome(
-            fs.fit(algorithm(name), federation(), fs.models.mlp(hidden=[4]), rounds=3, local=local, chunk=2, **options)
-        )
+        model = fs.models.mlp(hidden=[4])
+        return outcome(trained(algorithm(name), federation(), model, rounds=3, solver=local, chunk=2, **options))
 
     one, three = run(workers=1), run(workers=3, memory=0)
     for key, value in one.items():
@@ -295,10 +324,23 @@ def test_an_mlp_with_adam_has_the_same_bits_with_any_number_of_workers(name: str
 
 
 @every
-def test_work_and_bytes_are_counted(name: str) -> None:
-    run = fitted(name)
-    assert sum(record["gradients"] for record in run.history) > 0
-    assert all(record["bytes_down"] >= 0 and record["bytes_up"] >= 0 for record in run.history)
+def test_work_and_bytes_are_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ask is watched: what goes to each of those asked, and what comes from each that answers."""
+    down, up = [0] * ROUNDS, [0] * ROUNDS
+    ask = LocalEngine.__call__
+
+    def watched(self: LocalEngine, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
+        answer = ask(self, job, ids, each=each, **shared)
+        down[self.t] += sum(v.nbytes for v in (each or {}).values()) + len(ids) * sum(v.nbytes for v in shared.values())
+        up[self.t] += sum(rows.gather().nbytes for rows in answer.values.values())
+        return answer
+
+    monkeypatch.setattr(LocalEngine, "__call__", watched)
+    run = fitted(name, dropout=0.2)
+    assert [record.bytes_down for record in run.history] == down
+    assert [record.bytes_up for record in run.history] == up
+    assert name == "local" or all(count > 0 for count in (*down, *up))
+    assert sum(record.gradients for record in run.history) > 0
 
 
 @every
@@ -306,18 +348,18 @@ def test_no_algorithm_can_see_the_truth(name: str, monkeypatch: pytest.MonkeyPat
     """All that a job and a round can reach: no sources, no mixture, no held-out points, no test sets."""
     fed = fs.datasets.synthetic(clients=9, points=(5, 16), dimension=3, test_points=7)
     seen: list[Site] = []
-    make = Host._site
+    make = ClientHost._site
 
-    def spy(self: Host, data: ClientData, rows: np.ndarray, t: int) -> Site:
-        site = make(self, data, rows, t)
+    def spy(self: ClientHost, data: ClientData, rows: np.ndarray, t: int, *noise: Any) -> Site:
+        site = make(self, data, rows, t, *noise)
         seen.append(site)
         return site
 
-    monkeypatch.setattr(Host, "_site", spy)
-    fs.fit(algorithm(name), fed, fs.models.linear(), rounds=3, local=fs.SGD(lr=0.01, epochs=1))
+    monkeypatch.setattr(ClientHost, "_site", spy)
+    fs.fit(algorithm(name), fed, fs.models.linear(), rounds=3, solver=fs.SGD(lr=0.01, epochs=1))
     assert seen
-    simulation = prepare(algorithm(name), fed, fs.models.linear(), seed=0)  # is the `ask` that a round gets
-    assert not any(isinstance(value, fs.Federation) or value is fed.held_out for value in vars(simulation).values())
+    engine = engine_for(algorithm(name), fed, fs.models.linear(), seed=0)  # is the `ask` that a round gets
+    assert not any(isinstance(value, fs.Federation) or value is fed.held_out for value in vars(engine).values())
     for site in seen:
         assert site.data.x.data_ptr() != fed.held_out.x.data_ptr()
         assert {f.name for f in fields(site.data)} == {"x", "y", "starts", "sizes", "augment"}

@@ -61,8 +61,8 @@ def test_the_algorithm_of_the_guide_works() -> None:
         [(torch.eye(2), torch.tensor([1.0, 1.0])), (torch.eye(2).repeat(2, 1), torch.tensor([4.0, 4.0, 4.0, 4.0]))],
         held_out=0.0,
     )
-    run = fs.fit(names["FedAvg"](), fed, fs.models.linear(), rounds=1, local=fs.Exact())
-    assert torch.allclose(run.state["centers"], torch.tensor([[3.0, 3.0]]))  # (2 * 1 + 4 * 4) / 6
+    run = fs.fit(names["FedAvg"](), fed, fs.models.linear(), rounds=1, solver=fs.Exact())
+    assert torch.allclose(run.state.centers, torch.tensor([[3.0, 3.0]]))  # (2 * 1 + 4 * 4) / 6
 
 
 def test_the_quoted_algorithm_is_the_real_one() -> None:

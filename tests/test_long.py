@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fedsoft.engines.flower import journal
+from fedsoft.flower.request import Request
+from fedsoft.flower.server import event_log
 from fedsoft.runs import spec
-from fedsoft.runs.execution import execute
-from fedsoft.runs.stage import Stage
-from fedsoft.training import Record
+from fedsoft.runs.execute import execute
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.training import RoundRecord
 from tests.flower import places
 
 ROUNDS, EARLY = 2000, 200
-SMALL = ["clients=6", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "local.name=sgd"]
+SMALL = ["clients=6", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "solver=sgd"]
 RECORD = 4000  # bytes that a round may leave in memory: its record, which `history` keeps
 LINE = 1500  # bytes of a line of the log
 
@@ -26,15 +27,15 @@ LINE = 1500  # bytes of a line of the log
 def test_memory_is_flat_over_two_thousand_rounds(tmp_path: Path) -> None:
     held: dict[int, int] = {}
 
-    def look(record: Record) -> None:
-        if record["round"] in (EARLY, ROUNDS - 1):
+    def look(record: RoundRecord) -> None:
+        if record.round in (EARLY, ROUNDS):
             gc.collect()
-            held[record["round"]] = tracemalloc.get_traced_memory()[0]
+            held[record.round] = tracemalloc.get_traced_memory()[0]
 
     chosen = spec.read("synthetic-10-90", [*SMALL, f"rounds={ROUNDS}", "score_every=100"])
     tracemalloc.start()
     try:
-        folder, finished = execute(chosen, tmp_path / "run", Stage(workers=1, on_round=look))
+        folder, finished = execute(chosen, tmp_path / "run", RunOptions(workers=1, on_round=look))
     finally:
         tracemalloc.stop()
     assert finished
@@ -50,7 +51,7 @@ def test_a_line_of_the_log_does_not_grow_with_the_clients(tmp_path: Path) -> Non
     lengths = []
     for clients in (20, 2000):
         chosen = spec.read("synthetic-10-90", [*SMALL, "rounds=2", f"clients={clients}"])
-        folder, _ = execute(chosen, tmp_path / str(clients), Stage(workers=1))
+        folder, _ = execute(chosen, tmp_path / str(clients), RunOptions(workers=1))
         lengths.append(max(map(len, (folder.path / "rounds.jsonl").read_bytes().splitlines())))
     assert lengths[1] < lengths[0] + 100
 
@@ -60,7 +61,7 @@ def test_logs_of_a_federation_grow_by_messages_not_by_what_is_in_them(tmp_path: 
     lengths = []
     for rounds in (2, 4):
         post = places.Direct(places.shards(tmp_path / f"nodes-{rounds}", 2))
-        folder = places.run(places.spec(rounds=rounds), tmp_path / f"run-{rounds}", post)
+        folder = places.run(places.spec(rounds=rounds), tmp_path / f"run-{rounds}", post, nodes=2)
         lines = (folder.path / "wire.jsonl").read_bytes().splitlines()
         assert len(lines) == 2 * len(post.sent)
         assert max(map(len, lines)) < 300
@@ -69,12 +70,13 @@ def test_logs_of_a_federation_grow_by_messages_not_by_what_is_in_them(tmp_path: 
 
 
 def test_logs_of_a_federation_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "LIMIT", 2000)
-    logs = journal.Journal(lambda text: None)
+    monkeypatch.setattr(event_log, "LIMIT", 2000)
+    logs = event_log.EventLog(lambda text: None)
     logs.folder = tmp_path
+    hello = Request(kind="hello", experiment="e", attempt=1, spec={})
     for t in range(100):
         logs.t = t
-        logs.note("down", 1, {"kind": "job"}, ("head", b"body"))
+        logs.message("down", 1, hello, ("head", b"body"))
     new, old = (tmp_path / name for name in ("wire.jsonl", "wire.1.jsonl"))
     assert {path.name for path in tmp_path.iterdir()} == {new.name, old.name}
     assert max(new.stat().st_size, old.stat().st_size) < 2200

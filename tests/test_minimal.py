@@ -39,7 +39,7 @@ def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[st
 def test_every_module_but_those_of_extras_can_be_imported() -> None:
     code = """
 import importlib, pkgutil, fedsoft
-skipped = ("fedsoft.engines.ray", "fedsoft.engines.flower.")
+skipped = ("fedsoft.engine.ray", "fedsoft.flower.")
 for module in pkgutil.walk_packages(fedsoft.__path__, "fedsoft."):
     if not module.name.startswith(skipped):
         importlib.import_module(module.name)

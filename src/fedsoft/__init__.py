@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsoft import algorithms, attacks, datasets, models, partitions, rules, solvers
+    from fedsoft import aggregators, algorithms, attacks, datasets, models, partitions, solvers
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -33,27 +33,28 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
     from fedsoft.algorithms.pfedme import pFedMe
+    from fedsoft.core.federation import Federation
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
-    from fedsoft.exporting import export
-    from fedsoft.federation import Federation
-    from fedsoft.newcomers.adoption import Adopted
-    from fedsoft.runs.execution import load
+    from fedsoft.exports.export import export
+    from fedsoft.onboarding.new_clients import Adopted
+    from fedsoft.runs.execute import load
+    from fedsoft.safety.conditions import Conditions
+    from fedsoft.safety.privacy import Privacy
     from fedsoft.solvers.adam import Adam
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
-    from fedsoft.studies.choosing import choose
-    from fedsoft.training import Run, fit
-    from fedsoft.trust.privacy import Privacy
+    from fedsoft.studies.center_count import choose
+    from fedsoft.training import FitOptions, Limit, Run, fit
 
 __version__ = "0.1.0"
 
 # Loaded when first used: `fedsoft --help` should not wait for torch.
-_PACKAGES = ("algorithms", "attacks", "datasets", "models", "partitions", "rules", "solvers")
+_PACKAGES = ("aggregators", "algorithms", "attacks", "datasets", "models", "partitions", "solvers")
 _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
-    "Federation": "federation", "Run": "training", "fit": "training", "load": "runs.execution",
-    "export": "exporting", "Adopted": "newcomers.adoption", "choose": "studies.choosing",
-    "Privacy": "trust.privacy",
+    "Federation": "core.federation", "Conditions": "safety.conditions", "Privacy": "safety.privacy",
+    "Run": "training", "fit": "training", "FitOptions": "training", "Limit": "training", "load": "runs.execute",
+    "export": "exports.export", "Adopted": "onboarding.new_clients", "choose": "studies.center_count",
 }  # fmt: skip
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Adopted",
+    "Conditions",
     "Ditto",
     "DivergedError",
     "Exact",
@@ -80,12 +82,15 @@ __all__ = [
     "Federation",
     "FedsoftError",
     "FineTune",
+    "FitOptions",
     "HypCluster",
     "InputError",
+    "Limit",
     "Local",
     "Privacy",
     "Run",
     "StoreError",
+    "aggregators",
     "algorithms",
     "attacks",
     "choose",
@@ -96,7 +101,6 @@ __all__ = [
     "models",
     "pFedMe",
     "partitions",
-    "rules",
     "solvers",
 ]
 

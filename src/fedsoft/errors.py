@@ -1,20 +1,36 @@
-"""The one kind of error that a user can cause, and the words to say it with."""
+"""Errors that a user can cause: one sentence each, composed when it is shown."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+from typing_extensions import override
+
 from fedsoft.escape import shown
 
-LONGEST = 2000  # signs of an error: names in it may come from a file
+MANY = 40  # names that are written out beside the nearest one
+LONGEST = 2000  # characters of an error: names in it may come from a file
+MEANT = {
+    "learning_rate": "lr", "learningrate": "lr", "rate": "lr", "l2": "weight_decay", "wd": "weight_decay",
+    "max_norm": "clip", "grad_clip": "clip", "scheduler": "schedule", "lr_scheduler": "schedule",
+    "batch_size": "batch", "local_epochs": "epochs", "lambda": "lam", "clusters": "S", "n_clusters": "S",
+    "centers": "S", "num_rounds": "rounds", "n_clients": "clients", "random_state": "seed", "optimizer": "solver",
+}  # fmt: skip
+"""What settings are called elsewhere, where no likeness of the letters tells."""
 
 
 class FedsoftError(Exception):
-    """Something the user can put right. Its text is one sentence; the command line prints it and exits with 2."""
+    """An error that the user can fix. The command line prints its one sentence and exits with 2."""
 
+    @property
+    def text(self) -> str:
+        """The sentence, before it is made safe to print."""
+        return super().__str__()
+
+    @override
     def __str__(self) -> str:
-        text = shown(super().__str__())
+        text = shown(self.text)
         return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
@@ -22,12 +38,70 @@ class InputError(FedsoftError, ValueError):
     """A value that cannot be used: names the field, the value and what is allowed."""
 
 
+class SettingError(InputError):
+    """A setting with a value that is not allowed.
+
+    `settings.renamed` changes the owner, so that the sentence names the setting as the user typed it.
+
+    Arguments:
+        owner: what has the setting: a class, a function, or a table of a file; empty for none.
+        field: the name of the setting.
+        value: what it was set to.
+        reason: what is allowed instead, or why this is not.
+        scope: where it is not allowed, such as `for this model`; default: nowhere.
+
+    >>> print(SettingError("FedSoft", "K", 9, "should be at most 3"))
+    FedSoft.K = 9 is not allowed: should be at most 3
+    """
+
+    def __init__(self, owner: str, field: str, value: object, reason: str, scope: str = "") -> None:
+        # Exception.__new__ keeps the arguments, of which a copy in another process is made.
+        self.owner, self.field, self.value, self.reason, self.scope = owner, field, value, reason, scope
+
+    @property
+    def name(self) -> str:
+        """The setting as the user typed it."""
+        return f"{self.owner}.{self.field}" if self.owner else self.field
+
+    @property
+    @override
+    def text(self) -> str:
+        scope = f" {self.scope}" if self.scope else ""
+        value = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)  # as in TOML
+        return f"{self.name} = {value} is not allowed{scope}: {self.reason}"
+
+
+class MissingSetting(SettingError):
+    """A setting that needs a value and has none; `reason`: what to do."""
+
+    def __init__(self, owner: str, field: str, reason: str = "give it a value") -> None:
+        super().__init__(owner, field, None, reason)
+
+    @property
+    @override
+    def text(self) -> str:
+        return f"{self.name} is missing: {self.reason}"
+
+
+class UnknownSetting(SettingError):
+    """A setting that its owner does not have."""
+
+    def __init__(self, owner: str, field: str, known: list[str]) -> None:
+        super().__init__(owner, field, None, "")
+        self.known = known
+
+    @property
+    @override
+    def text(self) -> str:
+        return unknown(f"setting of {self.owner}" if self.owner else "setting", self.field, self.known).text
+
+
 class FilesGone(InputError):
     """The files of a run are not where they were when it began.
 
     Arguments:
         what: a sentence about it.
-        how: what tells where they are now; the commands name their own options.
+        how: the argument that gives their new place; the commands name their own options.
     """
 
     def __init__(self, what: str, how: str) -> None:
@@ -40,27 +114,30 @@ class StoreError(FedsoftError, OSError):
 
 
 class WorkerLost(FedsoftError):
-    """A place where clients were is gone, with what they kept there. See `simulate.Engine.mend`."""
+    """A worker is gone, with the state of its clients. See `engine.base.Engine.restart_workers`."""
 
 
 class DivergedError(FedsoftError, ArithmeticError):
-    """Numbers that are not finite, or have grown beyond all measure."""
+    """Numbers that are not finite, or have grown beyond all bounds."""
 
 
-def advice(algorithm: object) -> str:
-    """What to do when training diverged: lower the rates that this algorithm steps with, its own where it has some."""
-    own = getattr(algorithm, "rates", ())
-    named = " or ".join(f"algorithm.{name}" for name in own) or "local.lr"
+def advice(rates: Iterable[str]) -> str:
+    """What to do when training diverged: lower these settings of the algorithm, else the rate of the solver."""
+    named = " or ".join(f"algorithm.{name}" for name in rates) or "solver.lr"
     return f"lower the learning rate ({named}) or scale the data"
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that does not exist, with the nearest one that does.
+    """Return an error for a name that does not exist, with the nearest one that does; a long list is not written out.
 
     >>> print(unknown("model", "liner", ["linear", "mlp"]))
     unknown model 'liner': did you mean 'linear'? (known: linear, mlp)
+    >>> print(unknown("key", "learning_rate", ["aggregate", "lr"]))
+    unknown key 'learning_rate': did you mean 'lr'? (known: aggregate, lr)
     """
     options = sorted(known)
-    near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    meant = MEANT.get(str(name).lower().replace("-", "_"))
+    near = [meant] if meant in options else difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     hint = f": did you mean '{near[0]}'?" if near else ""
-    return InputError(f"unknown {kind} '{name}'{hint} (known: {', '.join(options) or 'none'})")
+    listed = f" (known: {', '.join(options) or 'none'})" if not near or len(options) <= MANY else ""
+    return InputError(f"unknown {kind} '{name}'{hint}{listed}")

@@ -1,8 +1,9 @@
-"""Algorithms, models, data sets, partitions and solvers by name. A new one is one new file: nothing is registered.
+"""Algorithms, models, data sets, partitions, solvers, aggregators and attacks by name, one file each.
 
-A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`. Besides, `package.module:name` names something
-in a module of the user's own. Not in one of Python or of the packages that come with us: a run folder from elsewhere
-could name `os:system` with a command.
+A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`; nothing is registered. `package.module:name`
+names code of the user. Importing it runs it, so it needs consent: `imported` is the only importer of such names, and
+imports those that are allowed by whoever may decide: the user who types them or lists them with `--allow`, or the owner
+of a node, in its file. A run folder or a server allows nothing.
 """
 
 from __future__ import annotations
@@ -11,134 +12,166 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pydantic
 
-from fedsoft.checks import CONFIG, sentence
-from fedsoft.errors import InputError, unknown
-from fedsoft.partition import Partition
+from fedsoft.errors import InputError, MissingSetting, UnknownSetting, unknown
+from fedsoft.settings import CONFIG, check_flag, sentence
 
-OTHERS = frozenset((  # packages that are there with us, and are not meant to be called from a spec
-    "IPython", "_pytest", "click", "cloudpickle", "cryptography", "dill", "flwr", "hypothesis", "jinja2", "joblib",
-    "llvmlite", "matplotlib", "numba", "numpy", "onnx", "onnxruntime", "onnxscript", "pandas", "pip", "pkg_resources",
-    "pooch", "psutil", "py", "pyarrow", "pydantic", "pytest", "ray", "requests", "rich", "safetensors", "scipy",
-    "setuptools", "sklearn", "sympy", "torch", "typer", "urllib3", "yaml",
-))  # fmt: skip
+CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:name
 PARTS = {
-    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "local": "solvers",
-    "robust": "rules", "attack": "attacks",
+    "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "solver": "solvers",
+    "aggregator": "aggregators", "attack": "attacks",
 }  # fmt: skip
 """The parts of a run, and what kind of plugin each is."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
+GIVEN_BY_RUN = {"datasets": ("seed", "partition")}
+"""Parameters of plugins that are no settings: a run has them itself."""
+
+
+class _NamesCode:
+    """Marks settings that name code."""
+
+
+CodeName = Annotated[str, _NamesCode()]
+"""The type of a plugin's setting that names code as `package.module:name`; `build` imports it, with consent."""
+
+
+class ConsentError(InputError):
+    """Code outside of fedsoft that is not allowed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"'{name}' names code that does not come with fedsoft, and nothing was imported: look at that code, then "
+            f"allow it (--allow {name} on the command line, allow = ['{name}'] in Python and in a node's file)"
+        )
+        self.name = name
+
+
+def is_code(name: str) -> bool:
+    """Whether this names code as `package.module:name`.
+
+    >>> is_code("mine.models:net"), is_code("10:90"), is_code("fedsoft")
+    (True, False, False)
+    """
+    return CODE.fullmatch(name) is not None
+
+
+def imported(name: str, allow: Collection[str]) -> Any:
+    """Import what `package.module:name` names, if this very name is allowed."""
+    if not is_code(name):
+        raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
+    if name not in allow:
+        raise ConsentError(name)
+    module, _, attribute = name.partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise InputError(f"'{name}' is not allowed: should be in a module of your own, not in Python's library")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's own file may raise anything
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = " (is its folder on the path? PYTHONPATH=. fedsoft ...)" if missing else ""
+        raise InputError(f"'{name}' cannot be imported: {type(error).__name__}: {error}{hint}") from None
 
 
 def names(kind: str) -> list[str]:
-    """The names of a kind, without importing anything."""
+    """Return the names of a kind; import nothing."""
     folder = Path(__file__).parent / kind
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
-def find(kind: str, name: str) -> Callable[..., Any]:
-    """The class or function behind a name."""
-    module, _, attribute = name.partition(":")
-    try:
-        if attribute:
-            if (top := module.partition(".")[0]) in sys.stdlib_module_names or top in OTHERS:
-                raise InputError(f"{kind.removesuffix('s')} '{name}' is not allowed: should be in a module of your own")
-            return getattr(importlib.import_module(module), attribute)
-        if name not in names(kind):
-            raise unknown(kind.removesuffix("s"), name, names(kind))
-        found = importlib.import_module(f"fedsoft.{kind}.{name}")
-        return getattr(found, found.__all__[0])
-    except InputError:
-        raise
-    except Exception as error:  # a user's own file may raise anything
-        raise InputError(
-            f"{kind.removesuffix('s')} '{name}' cannot be imported: {type(error).__name__}: {error}"
-        ) from None
+def find(kind: str, name: str, allow: Collection[str] = ()) -> Callable[..., Any]:
+    """Return the class or function behind a name; one that does not come with fedsoft must be allowed."""
+    if ":" in name:
+        return imported(name, allow)
+    if name not in names(kind):
+        raise unknown(kind.removesuffix("s"), name, names(kind))
+    found = importlib.import_module(f"fedsoft.{kind}.{name}")
+    return getattr(found, found.__all__[0])
+
+
+def code_in(kind: str, name: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of code in a plugin and its settings; import none of it."""
+    if is_code(name):  # what its settings mean is not known before it is imported
+        return [name, *(value for value in settings.values() if isinstance(value, str) and is_code(value))]
+    marked = _code_settings(find(kind, name)) if name in names(kind) else []
+    return [str(settings[key]) for key in marked if is_code(str(settings.get(key, "")))]
+
+
+def _code_settings(made: Callable[..., Any]) -> list[str]:
+    """Return the settings of a plugin that name code."""
+
+    def marked(hint: Any) -> bool:
+        return isinstance(hint, _NamesCode) or any(marked(part) for part in get_args(hint))
+
+    return [key for key, hint in get_type_hints(made, include_extras=True).items() if marked(hint)]
+
+
+def title(kind: str, name: str) -> str:
+    """Return what a plugin is called in Python; import only what comes with fedsoft."""
+    return name.partition(":")[2] if is_code(name) else find(kind, name).__name__
 
 
 def load(package: str) -> dict[str, Any]:
-    """Everything that a package of plugins offers, by the names of its files."""
+    """Return everything that a package of plugins offers, by the names of its files."""
     kind = package.rpartition(".")[2]
     return {name: find(kind, name) for name in names(kind)}
 
 
 def by_class_name(package: str, name: str) -> Any | None:
-    """The class of that name in a package of plugins, if there is one."""
+    """Return the class of that name in a package of plugins, if there is one."""
     kind = package.rpartition(".")[2]
     found = find(kind, name.lower()) if name.lower() in names(kind) and not name.islower() else None
     return found if getattr(found, "__name__", None) == name else None
 
 
 def missing(package: str, name: str) -> AttributeError:
-    """The error for a name that a package of plugins does not offer."""
+    """Return the error for a name that a package of plugins does not offer."""
     kind = package.rpartition(".")[2]
     return AttributeError(f"module '{package}': {unknown(kind.removesuffix('s'), name, names(kind))}")
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The settings that a plugin takes."""
+    """Return the parameters that a plugin takes."""
     return {key: p for key, p in inspect.signature(made).parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
-def resolve(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """All settings of a plugin with their defaults filled in, checked, as plain values; without those that are None."""
-    made, role = find(kind, name), ROLES[kind]
+def own_settings(kind: str, name: str, allow: Collection[str] = ()) -> dict[str, inspect.Parameter]:
+    """Return the settings that a part of a run may have."""
+    known = parameters(find(kind, name, allow))
+    return {key: parameter for key, parameter in known.items() if key not in GIVEN_BY_RUN.get(kind, ())}
+
+
+def resolve(kind: str, name: str, settings: dict[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
+    """Check the settings of a plugin and fill in the defaults. Return plain values, without those that are None."""
+    made, role = find(kind, name, allow), ROLES[kind]
     hints = get_type_hints(made, include_extras=True)
     known = parameters(made)
     for key in settings:
         if key not in known:
-            raise unknown(f"setting of {name}", key, known)
+            raise UnknownSetting(name, key, list(known))
     resolved = {}
     for key, parameter in known.items():
         if key not in settings and parameter.default is parameter.empty:
-            raise InputError(f"{role}.{key} is missing: '{name}' needs a value for it")
+            raise MissingSetting(role, key, f"'{name}' needs a value for it")
         value = settings.get(key, parameter.default)
-        if isinstance(value, bool) and hints.get(key) is not bool:  # pydantic would take it for 0 or 1
-            raise InputError(f"{role}.{key} = {value} is not allowed: should not be true or false")
+        check_flag(role, key, value, hints.get(key))
         kind_of = pydantic.TypeAdapter(hints.get(key, Any), config=CONFIG)
         try:
-            plain = kind_of.dump_python(kind_of.validate_python(value), mode="json")
+            plain = kind_of.dump_python(kind_of.validate_python(value), mode="json", exclude_none=True)
         except pydantic.ValidationError as error:
-            raise sentence(error, f"{role}.{key}") from None
+            raise sentence(error, role, key) from None
         if plain is not None:
             resolved[key] = plain
     return resolved
 
 
-def build(kind: str, name: str, settings: dict[str, Any]) -> Any:
-    """Make the thing, with its settings checked against its signature."""
-    made = find(kind, name)
-    return made(**resolve(kind, name, settings))
-
-
-def parse_partition(text: str) -> tuple[str, dict[str, Any]]:
-    """The short form of a partition as name and settings: `10:90`, `dirichlet(0.5)`, `linear`.
-
-    >>> parse_partition("30:70")
-    ('ratio', {'a': '30', 'b': '70'})
-    """
-    if pair := re.fullmatch(r"\s*([\d.]+)\s*:\s*([\d.]+)\s*", text):
-        return "ratio", {"a": pair[1], "b": pair[2]}
-    if call := re.fullmatch(r"\s*(\w+)\s*\(\s*([^()]*?)\s*\)\s*", text):
-        name, values = call[1], [value for value in re.split(r"\s*,\s*", call[2]) if value]
-        keys = list(inspect.signature(find("partitions", name)).parameters)
-        if len(values) > len(keys):
-            raise InputError(f"partition '{text}' has {len(values)} values, '{name}' takes {len(keys)}")
-        return name, dict(zip(keys, values, strict=False))
-    if text not in names("partitions") and not re.fullmatch(r"[A-Za-z_][\w.]*:\w+", text):
-        raise unknown("partition", text, ["a:b", "dirichlet(alpha)", *names("partitions")])
-    return text, {}
-
-
-def as_partition(partition: str | Partition) -> Partition:
-    """A partition from its short form; a function is one already."""
-    if not isinstance(partition, str):
-        return partition
-    name, settings = parse_partition(partition)
-    return cast(Partition, build("partitions", name, settings))
+def build(kind: str, name: str, settings: dict[str, Any], allow: Collection[str] = ()) -> Any:
+    """Build a plugin with its settings checked against its signature; code that they name must be allowed."""
+    made, values = find(kind, name, allow), resolve(kind, name, settings, allow)
+    named = {key: values[key] for key in _code_settings(made) if isinstance(values.get(key), str)}
+    return made(**values | {key: imported(value, allow) for key, value in named.items()})

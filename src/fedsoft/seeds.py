@@ -13,7 +13,7 @@ import numpy as np
 
 
 def generator(seed: int, *labels: str | int) -> np.random.Generator:
-    """A fresh generator that depends on the seed and the labels and on nothing else.
+    """Return a generator that depends on the seed and the labels and on nothing else.
 
     >>> generator(0, "select", 3).integers(100) == generator(0, "select", 3).integers(100)
     np.True_

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,28 +8,12 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
-from fedsoft.simulate import Simulation
-from fedsoft.training import Run, prepare
-from tests.helpers import RAGGED, Pairs, federation, regression_clients
+from tests.algorithms.plain import TWO, batches, drawn, gradient, local_training
+from tests.helpers import RAGGED, Pairs, engine_for, federation, fitted, regression_clients
 
 SGD = fs.SGD(lr=0.05, epochs=2, batch=5)
-SEED = 3
-
-# Two clients with one feature. Client 0: y = 3x at x = 1, 2 and y = -x at x = 1; client 1: y = -x at x = 2.
-TWO = [
-    (torch.tensor([[1.0], [2.0], [1.0]]).double(), torch.tensor([3.0, 6.0, -1.0]).double()),
-    (torch.tensor([[2.0]]).double(), torch.tensor([-2.0]).double()),
-]
-
-
-def fitted(algorithm: Any, pairs: Pairs, rounds: int, local: Any = SGD) -> Run:
-    return fs.fit(
-        algorithm, federation(pairs), fs.models.linear(), rounds=rounds, local=local, dtype="float64", seed=SEED
-    )
-
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
@@ -38,7 +21,7 @@ def fitted(algorithm: Any, pairs: Pairs, rounds: int, local: Any = SGD) -> Run:
 def test_two_steps_of_two_clients_by_hand() -> None:
     lr, alpha_lr = 0.05, 0.03
     run = fitted(fs.APFL(alpha=0.4, alpha_lr=alpha_lr), TWO, 2, fs.SGD(lr=lr, epochs=2, batch=3))
-    c = float(fitted(fs.APFL(), TWO, 0).state["centers"])
+    c = float(fitted(fs.APFL(), TWO, 0).state.centers)
     slope = [lambda w: 2 / 3 * (6 * w - 14), lambda w: 2 * (4 * w + 4)]
     v, alpha, mix = [c, c], [0.4, 0.4], [c, c]
     for _ in range(2):
@@ -54,18 +37,18 @@ def test_two_steps_of_two_clients_by_hand() -> None:
             mix[k] = alpha[k] * v[k] + (1 - alpha[k]) * w[k]
         c = (3 * w[0] + 1 * w[1]) / 4
     assert alpha[0] != pytest.approx(0.4, abs=1e-3)
-    memory = run.engine.memory
+    memory = run.engine.client_states
     assert memory["alpha"].flatten().tolist() == pytest.approx(alpha)
     assert memory["v"].flatten().tolist() == pytest.approx(v)
     assert memory["w"].flatten().tolist() == pytest.approx(mix)
-    assert float(run.state["centers"]) == pytest.approx(c)
+    assert float(run.state.centers) == pytest.approx(c)
 
 
 def test_the_personal_model_is_the_mix_with_the_clients_own_w() -> None:
     # After one round of one client, its own w is the new center; the mix with the old one would be another model.
-    run = fitted(fs.APFL(adapt=False, alpha=0.3), TWO[:1], 1)
-    v, c = run.engine.memory["v"], run.state["centers"]
-    assert torch.allclose(run.engine.memory["w"], 0.3 * v + 0.7 * c, atol=1e-12)
+    run = fitted(fs.APFL(adapt=False, alpha=0.3), TWO[:1], 1, SGD)
+    v, c = run.engine.client_states["v"], run.state.centers
+    assert torch.allclose(run.engine.client_states["w"], 0.3 * v + 0.7 * c, atol=1e-12)
     assert torch.allclose(run.predict(TWO[0][0], client=0), TWO[0][0] @ (0.3 * v + 0.7 * c)[0], atol=1e-12)
 
 
@@ -76,49 +59,35 @@ def test_the_personal_model_is_the_mix_with_the_clients_own_w() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_the_center_is_that_of_fedavg_for_every_alpha(local: Any, alpha: float) -> None:
     mixed, plain = (fitted(a, regression_clients(), 3, local) for a in (fs.APFL(K=3, alpha=alpha), fs.FedAvg(K=3)))
-    assert torch.equal(mixed.state["centers"], plain.state["centers"])
+    assert torch.equal(mixed.state.centers, plain.state.centers)
 
 
 def test_with_alpha_0_the_personal_model_is_the_w_of_fedavg() -> None:
     # Of one client alone, which is also the mean.
     for k, pair in enumerate(regression_clients()):
-        mixed = fitted(fs.APFL(alpha=0, adapt=False), [pair], 3)
-        plain = fitted(fs.FedAvg(), [pair], 3)
-        assert torch.allclose(mixed.engine.memory["w"], plain.state["centers"], atol=1e-12), k
-        assert torch.equal(mixed.engine.memory["v"], fitted(fs.FedAvg(), [pair], 0).state["centers"])
-
-
-def local_training(rounds: int, K: int) -> Simulation:
-    """Local training from the first center, by the same clients, through the same batches."""
-    simulation = prepare(
-        fs.Local(K=K, moments="fresh"), federation(regression_clients()), fs.models.linear(), seed=SEED, local=SGD,
-        dtype="float64",
-    )  # fmt: skip
-    with torch.no_grad():
-        state = simulation.start()
-        simulation.memory["w"] = fitted(fs.FedAvg(), regression_clients(), 0).state["centers"].repeat(8, 1)
-        for t in range(rounds):
-            state, _ = simulation.round(state, t)
-    return simulation
+        mixed = fitted(fs.APFL(alpha=0, adapt=False), [pair], 3, SGD)
+        plain = fitted(fs.FedAvg(), [pair], 3, SGD)
+        assert torch.allclose(mixed.engine.client_states["w"], plain.state.centers, atol=1e-12), k
+        assert torch.equal(mixed.engine.client_states["v"], fitted(fs.FedAvg(), [pair], 0).state.centers)
 
 
 def test_with_alpha_1_the_personal_model_is_trained_locally() -> None:
-    run = fitted(fs.APFL(K=3, alpha=1, adapt=False), regression_clients(), 4)
-    expected = local_training(4, 3).memory["w"]
-    assert torch.allclose(run.engine.memory["v"], expected, atol=1e-12)
-    assert torch.allclose(run.engine.memory["w"], expected, atol=1e-12)
+    run = fitted(fs.APFL(K=3, alpha=1, adapt=False), regression_clients(), 4, SGD)
+    expected = local_training(4, 3, SGD)
+    assert torch.allclose(run.engine.client_states["v"], expected, atol=1e-12)
+    assert torch.allclose(run.engine.client_states["w"], expected, atol=1e-12)
 
 
 def test_alpha_stays_when_it_is_not_adapted() -> None:
-    run = fitted(fs.APFL(alpha=0.3, adapt=False), regression_clients(), 3)
-    assert run.engine.memory["alpha"].flatten().tolist() == [0.3] * 8
+    run = fitted(fs.APFL(alpha=0.3, adapt=False), regression_clients(), 3, SGD)
+    assert run.engine.client_states["alpha"].flatten().tolist() == [0.3] * 8
 
 
 def test_alpha_is_clipped() -> None:
-    run = fitted(fs.APFL(alpha_lr=1e6), regression_clients(), 3)
-    alpha = run.engine.memory["alpha"]
+    run = fitted(fs.APFL(alpha_lr=1e6), regression_clients(), 3, SGD)
+    alpha = run.engine.client_states["alpha"]
     assert bool(((alpha == 0) | (alpha == 1)).all())
-    assert bool(torch.isfinite(run.engine.memory["w"]).all())
+    assert bool(torch.isfinite(run.engine.client_states["w"]).all())
 
 
 def test_a_client_unlike_the_others_turns_to_its_local_model() -> None:
@@ -129,30 +98,13 @@ def test_a_client_unlike_the_others_turns_to_its_local_model() -> None:
         x = torch.from_numpy(rng.standard_normal((20, 2)))
         pairs.append((x, x @ torch.tensor([1.0, 2.0] if k < 9 else [-3.0, -2.0]).double()))
     run = fitted(fs.APFL(alpha_lr=0.05), pairs, 40, fs.SGD(lr=0.02, epochs=1, batch=10))
-    alpha, (x, y) = run.engine.memory["alpha"].flatten(), pairs[9]
+    alpha, (x, y) = run.engine.client_states["alpha"].flatten(), pairs[9]
     assert float(alpha[9]) > 0.75 > float(alpha[:9].mean())
     personal, center = (((run.predict(x, **who) - y) ** 2).mean() for who in ({"client": 9}, {"center": 0}))
     assert float(personal) < float(center) / 100
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------
-
-
-def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    w = w.detach().requires_grad_()
-    return torch.autograd.grad(((x @ w - y) ** 2).mean(), w)[0]
-
-
-def batches(k: int, t: int, n: int) -> Iterator[Tensor]:
-    orders = generator(SEED, "batches", t, str(k)).permuted(np.tile(np.arange(n), (SGD.epochs, 1)), axis=1)
-    for order in orders:
-        yield from torch.from_numpy(order).split(SGD.batch)
-
-
-def drawn(t: int, K: int, clients: int) -> list[int]:
-    generators = [generator(SEED, "select", t, str(k)) for k in range(clients)]
-    counts = select(torch.full((1, clients), 1 / clients).double(), K, generators, replacement=False)
-    return [k for k in range(clients) if counts[0, k] > 0]
 
 
 def specification(
@@ -170,7 +122,7 @@ def specification(
         for k in selected:
             x, y = pairs[k]
             w, v, alpha = c, local[k], alphas[k]
-            for step, batch in enumerate(batches(k, t, len(y))):
+            for step, batch in enumerate(batches(k, t, len(y), SGD)):
                 g = gradient(alpha * v + (1 - alpha) * w, x[batch], y[batch])
                 moved = alpha - alpha_lr * (v - w) @ g
                 w, v = w - SGD.lr * gradient(w, x[batch], y[batch]), v - SGD.lr * alpha * g
@@ -183,13 +135,13 @@ def specification(
 
 def test_a_run_equals_the_specification() -> None:
     pairs = regression_clients()
-    run = fitted(fs.APFL(K=3, alpha_lr=0.1), pairs, 8)
-    start = run.model.draw(generator(SEED, "center", 0)).double()
+    run = fitted(fs.APFL(K=3, alpha_lr=0.1), pairs, 8, SGD)
+    start = run.model.draw(generator(0, "center", 0)).double()
     c, mixes, local, alphas = specification(pairs, start, 3, 0.1, 8)
-    assert torch.allclose(run.state["centers"][0], c, atol=1e-9)
-    assert torch.allclose(run.engine.memory["w"], mixes, atol=1e-9)
-    assert torch.allclose(run.engine.memory["v"], local, atol=1e-9)
-    assert torch.allclose(run.engine.memory["alpha"][:, 0], alphas, atol=1e-9)
+    assert torch.allclose(run.state.centers[0], c, atol=1e-9)
+    assert torch.allclose(run.engine.client_states["w"], mixes, atol=1e-9)
+    assert torch.allclose(run.engine.client_states["v"], local, atol=1e-9)
+    assert torch.allclose(run.engine.client_states["alpha"][:, 0], alphas, atol=1e-9)
     assert float(alphas.std()) > 0.01
 
 
@@ -198,20 +150,18 @@ def test_a_run_equals_the_specification() -> None:
 
 def test_the_mean_is_over_those_who_answered() -> None:
     # Dividing by all that were drawn would shrink the center.
-    simulation = prepare(
-        fs.APFL(), federation(TWO), fs.models.linear(), seed=SEED, dtype="float64", local=fs.SGD(batch=3)
-    )
-    simulation.absent = lambda job, t, names: np.array([name == "1" for name in names])
+    engine = engine_for(fs.APFL(), federation(TWO), fs.models.linear(), dtype="float64", solver=fs.SGD(batch=3))
+    engine.dropouts = lambda job, t, names: np.array([name == "1" for name in names])
     with torch.no_grad():
-        state, _ = simulation.round(simulation.start(), 0)
-    alone = fitted(fs.FedAvg(), TWO[:1], 1, fs.SGD(batch=3)).state["centers"]
-    assert torch.allclose(state["centers"], alone, atol=1e-12)
+        state, _ = engine.round(engine.start(), 0)
+    alone = fitted(fs.FedAvg(), TWO[:1], 1, fs.SGD(batch=3)).state.centers
+    assert torch.allclose(state.centers, alone, atol=1e-12)
 
 
 def test_two_tasks_are_counted_and_one_model_goes_each_way() -> None:
-    record = fitted(fs.APFL(), regression_clients(), 1).history[0]
-    assert record["gradients"] == 2 * SGD.epochs * sum(RAGGED)
-    assert record["bytes_down"] == record["bytes_up"] == 8 * 3 * 8
+    record = fitted(fs.APFL(), regression_clients(), 1, SGD).history[0]
+    assert record.gradients == 2 * SGD.epochs * sum(RAGGED)
+    assert record.bytes_down == record.bytes_up == 8 * 3 * 8
 
 
 def test_a_solver_without_steps_is_refused() -> None:
@@ -223,8 +173,3 @@ def test_a_solver_without_steps_is_refused() -> None:
 def test_settings_out_of_range_are_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=rf"APFL\.{next(iter(setting))} = "):
         fs.APFL(**setting)
-
-
-def test_more_clients_than_there_are_cannot_be_drawn() -> None:
-    with pytest.raises(InputError, match=r"APFL\.K = 9 .*at most 8"):
-        fitted(fs.APFL(K=9), regression_clients(), 1)

@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.centers.mixing import select
+from fedsoft.core.contract import State
 from fedsoft.errors import InputError
-from fedsoft.seeds import generator
-from fedsoft.training import Run
-from tests.helpers import Pairs, federation, regression_clients
-
-
-def fitted(pairs: Pairs, rounds: int, local: Any = None, **settings: Any) -> Run:
-    return fs.fit(
-        fs.FedAMP(**settings), federation(pairs), fs.models.linear(), rounds=rounds, local=local or fs.Exact(),
-        dtype="float64", seed=0,
-    )  # fmt: skip
+from tests.algorithms.plain import drawn, least_squares
+from tests.helpers import Pairs, fitted, regression_clients
 
 
 def proximal(pairs: Pairs, pull: float, u: Tensor) -> Tensor:
@@ -43,7 +35,7 @@ TWO = [
 
 def test_two_rounds_of_two_clients_by_hand() -> None:
     alpha, sigma, lam = 0.5, 8.0, 1.5
-    start = float(fitted(TWO, 0).state["w_k"][0, 0])
+    start = float(fitted(fs.FedAMP(), TWO, 0).state.per_client["w"][0, 0])
     pull = lam / alpha
 
     # 2 (w - 1) + pull (w - u_0) = 0 and 8 (w - 3) + pull (w - u_1) = 0
@@ -51,12 +43,12 @@ def test_two_rounds_of_two_clients_by_hand() -> None:
         return (2 * 1 + pull * u0) / (2 + pull), (8 * 3 + pull * u1) / (8 + pull)
 
     w = solve(start, start)  # models are equal at first, and so is every mean of them
-    run = fitted(TWO, 1, alpha=alpha, sigma=sigma, lam=lam)
-    assert run.state["w_k"].flatten().tolist() == pytest.approx(w)
+    run = fitted(fs.FedAMP(alpha=alpha, sigma=sigma, lam=lam), TWO, 1)
+    assert run.state.per_client["w"].flatten().tolist() == pytest.approx(w)
     xi = alpha * math.exp(-((w[0] - w[1]) ** 2) / sigma) / sigma
     w = solve((1 - xi) * w[0] + xi * w[1], xi * w[0] + (1 - xi) * w[1])
-    run = fitted(TWO, 2, alpha=alpha, sigma=sigma, lam=lam)
-    assert run.state["w_k"].flatten().tolist() == pytest.approx(w)
+    run = fitted(fs.FedAMP(alpha=alpha, sigma=sigma, lam=lam), TWO, 2)
+    assert run.state.per_client["w"].flatten().tolist() == pytest.approx(w)
     assert run.personal(1)["weight"].item() == pytest.approx(w[1])
 
 
@@ -86,23 +78,23 @@ def test_lambda_changes_the_models_as_the_closed_form_says(lam: float) -> None:
     # Where the pull is built from values without a gradient, every lambda gives the local solution and this fails.
     pairs = regression_clients()
     alpha, sigma = 0.5, 5.0
-    before, run = (fitted(pairs, rounds, alpha=alpha, sigma=sigma, lam=lam) for rounds in (1, 2))
-    w = before.state["w_k"]
+    before, run = (fitted(fs.FedAMP(alpha=alpha, sigma=sigma, lam=lam), pairs, rounds) for rounds in (1, 2))
+    w = before.state.per_client["w"]
     u = fs.FedAMP(alpha=alpha, sigma=sigma).attention(w, np.arange(8)) @ w
-    assert torch.allclose(run.state["w_k"], proximal(pairs, lam / alpha, u), atol=1e-9)
+    assert torch.allclose(run.state.per_client["w"], proximal(pairs, lam / alpha, u), atol=1e-9)
     local = proximal(pairs, 0.0, u)
-    assert bool(((run.state["w_k"] - local).norm(dim=1) > 0.01).all())
+    assert bool(((run.state.per_client["w"] - local).norm(dim=1) > 0.01).all())
 
 
 def test_a_gradient_step_feels_the_pull() -> None:
     pairs, lr, lam, alpha, sigma = regression_clients(), 0.02, 3.0, 0.5, 5.0
     step = fs.SGD(lr=lr, epochs=1, batch=100, shuffle=False)
-    before, run = (fitted(pairs, rounds, step, alpha=alpha, sigma=sigma, lam=lam) for rounds in (3, 4))
-    w = before.state["w_k"]
+    before, run = (fitted(fs.FedAMP(alpha=alpha, sigma=sigma, lam=lam), pairs, rounds, step) for rounds in (3, 4))
+    w = before.state.per_client["w"]
     u = fs.FedAMP(alpha=alpha, sigma=sigma).attention(w, np.arange(8)) @ w
     slope = torch.stack([2 / len(y) * x.T @ (x @ w_k - y) for (x, y), w_k in zip(pairs, w, strict=True)])
     assert float((u - w).norm()) > 0.01
-    assert torch.allclose(run.state["w_k"], w - lr * (slope + lam / alpha * (w - u)), atol=1e-12)
+    assert torch.allclose(run.state.per_client["w"], w - lr * (slope + lam / alpha * (w - u)), atol=1e-12)
 
 
 # --- limiting cases ---------------------------------------------------------------------------------------------------
@@ -110,19 +102,19 @@ def test_a_gradient_step_feels_the_pull() -> None:
 
 def test_without_the_pull_everybody_trains_alone() -> None:
     pairs = regression_clients()
-    run = fitted(pairs, 3, lam=0.0)
-    for k, (x, y) in enumerate(pairs):
-        least = np.linalg.lstsq(x.numpy(), y.numpy())[0]
-        assert run.state["w_k"][k].numpy() == pytest.approx(least, abs=1e-8)
+    run = fitted(fs.FedAMP(lam=0.0), pairs, 3)
+    assert run.state.per_client["w"].numpy() == pytest.approx(least_squares(pairs), abs=1e-8)
 
 
 def test_under_an_overwhelming_pull_a_model_is_its_mean() -> None:
-    pairs, usual = regression_clients(), {"alpha": 0.5, "sigma": 5.0}
-    w = fitted(pairs, 1, lam=1.0, **usual).state["w_k"]
-    simulation = fitted(pairs, 0, lam=1e9, **usual).engine
+    pairs = regression_clients()
+    w = fitted(fs.FedAMP(lam=1.0, alpha=0.5, sigma=5.0), pairs, 1).state.per_client["w"]
+    engine = fitted(fs.FedAMP(lam=1e9, alpha=0.5, sigma=5.0), pairs, 0).engine
     with torch.no_grad():
-        state, _ = simulation.round({"centers": w[:0], "w_k": w}, 1)
-    assert torch.allclose(state["w_k"], fs.FedAMP(alpha=0.5, sigma=5.0).attention(w, np.arange(8)) @ w, atol=1e-6)
+        state, _ = engine.round(State(w[:0], per_client={"w": w}), 1)
+    assert torch.allclose(
+        state.per_client["w"], fs.FedAMP(alpha=0.5, sigma=5.0).attention(w, np.arange(8)) @ w, atol=1e-6
+    )
 
 
 def test_models_that_are_far_apart_do_not_attend_to_each_other() -> None:
@@ -139,10 +131,10 @@ def test_all_models_that_are_equal_count_alike() -> None:
 
 
 def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
-    run = fitted(regression_clients(), 3, K=4, sigma=5.0)
-    assert run.state["centers"].shape == (0, 3)
+    run = fitted(fs.FedAMP(K=4, sigma=5.0), regression_clients(), 3)
+    assert run.state.centers.shape == (0, 3)
     assert run.weights is None
-    assert torch.equal(run.state["w_k"], run.engine.memory["w"])
+    assert torch.equal(run.state.per_client["w"], run.engine.client_states["w"])
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------
@@ -151,13 +143,11 @@ def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
 def test_a_run_equals_the_plain_loop() -> None:
     pairs, K, lr, alpha, sigma, lam = regression_clients(), 3, 0.05, 0.6, 4.0, 0.8
     sgd = fs.SGD(lr=lr, epochs=2, batch=100, shuffle=False)
-    run = fitted(pairs, 8, sgd, K=K, alpha=alpha, sigma=sigma, lam=lam)
-    w = list(fitted(pairs, 0).state["w_k"].numpy())
+    run = fitted(fs.FedAMP(K=K, alpha=alpha, sigma=sigma, lam=lam), pairs, 8, sgd)
+    w = list(fitted(fs.FedAMP(), pairs, 0).state.per_client["w"].numpy())
     for t in range(8):
-        even = torch.full((1, 8), 1 / 8, dtype=torch.float64)
-        draws = [generator(0, "select", t, str(k)) for k in range(8)]
         new = list(w)
-        for k in select(even, K, draws, replacement=False)[0].nonzero().flatten().tolist():
+        for k in drawn(t, K, 8):
             xi = [alpha * math.exp(-np.sum((w[k] - w[j]) ** 2) / sigma) / sigma for j in range(8)]
             others = sum(xi[j] for j in range(8) if j != k)
             xi = [x / max(1, others) for x in xi]
@@ -167,7 +157,7 @@ def test_a_run_equals_the_plain_loop() -> None:
             for _ in range(2):
                 new[k] = new[k] - lr * (2 / len(y) * x.T @ (x @ new[k] - y) + lam / alpha * (new[k] - u))
         w = new
-    assert run.state["w_k"].numpy() == pytest.approx(np.array(w), abs=1e-9)
+    assert run.state.per_client["w"].numpy() == pytest.approx(np.array(w), abs=1e-9)
 
 
 # --- what it is for, and settings -------------------------------------------------------------------------------------
@@ -177,7 +167,7 @@ def test_clients_of_few_points_gain_by_those_that_are_alike() -> None:
     fed = fs.datasets.synthetic(partition="10:90", clients=60, points=(20, 30), seed=1)
 
     def error(algorithm: fs.FedAMP) -> float:
-        spread = fs.fit(algorithm, fed, fs.models.linear(), rounds=15, local=fs.Exact()).scores().personal_held_out
+        spread = fs.fit(algorithm, fed, fs.models.linear(), rounds=15, solver=fs.Exact()).scores().personal_held_out
         assert spread is not None
         return spread.mean
 

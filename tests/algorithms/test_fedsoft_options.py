@@ -9,20 +9,11 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.centers.mixing import unmix
-from fedsoft.centers.posterior import SWEEPS, posterior, soft_weights
-from fedsoft.clientdata import ClientData
+from fedsoft.clusters.averaging import unmix
+from fedsoft.clusters.posterior import SWEEPS, posterior, soft_weights
+from fedsoft.core.client_data import ClientData
 from fedsoft.errors import InputError
-from fedsoft.training import Run
-from tests.helpers import RAGGED, Pairs, class_clients, federation, regression_clients
-
-
-def fitted(pairs: Pairs, rounds: int, local: Any = None, model: Any = None, **settings: Any) -> Run:
-    return fs.fit(
-        fs.FedSoft(**settings), federation(pairs), model or fs.models.linear(), rounds=rounds,
-        local=local or fs.Exact(), dtype="float64",
-    )  # fmt: skip
-
+from tests.helpers import RAGGED, Held, class_clients, fitted, regression_clients
 
 # --- weights = soft ---------------------------------------------------------------------------------------------------
 
@@ -71,17 +62,17 @@ def test_soft_weights_are_the_plain_loop(squared: bool) -> None:
 
 def test_a_run_estimates_by_the_losses_of_its_centers() -> None:
     pairs = regression_clients()
-    c = fitted(pairs, 0, S=2).state["centers"].numpy()
-    run = fitted(pairs, 1, S=2, weights="soft")
+    c = fitted(fs.FedSoft(S=2), pairs, 0).state.centers.numpy()
+    run = fitted(fs.FedSoft(S=2, weights="soft"), pairs, 1)
     for k, (x, y) in enumerate(pairs):
         losses = np.array([(y.numpy() - x.numpy() @ c[s]) ** 2 for s in range(2)]).T
-        assert run.state["u"][k].tolist() == pytest.approx(plain_sweeps(losses, True, 1e-4), abs=1e-9)
+        assert run.state.u[k].tolist() == pytest.approx(plain_sweeps(losses, True, 1e-4), abs=1e-9)
 
 
 def test_classes_need_no_scale() -> None:
-    run = fitted(class_clients(), 2, fs.SGD(epochs=1), fs.models.mlp(hidden=[4]), S=2, weights="soft")
-    assert torch.allclose(run.state["u"].sum(1), torch.ones(8).double(), atol=1e-3)
-    assert 0.01 < float(run.state["u"].min())
+    run = fitted(fs.FedSoft(S=2, weights="soft"), class_clients(), 2, fs.SGD(epochs=1), model=fs.models.mlp(hidden=[4]))
+    assert torch.allclose(run.state.u.sum(1), torch.ones(8).double(), atol=1e-3)
+    assert 0.01 < float(run.state.u.min())
 
 
 def test_hard_weights_err_where_centers_are_near_and_soft_ones_less() -> None:
@@ -98,19 +89,6 @@ def test_hard_weights_err_where_centers_are_near_and_soft_ones_less() -> None:
 
 
 # --- aggregate = unmix ------------------------------------------------------------------------------------------------
-
-
-class Held:
-    """Rows that are there."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-    def gather(self) -> torch.Tensor:
-        return self.rows
-
-    def weighted(self, weights: torch.Tensor) -> torch.Tensor:
-        return weights @ self.rows
 
 
 def mixed(lam: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -162,21 +140,30 @@ def test_without_answers_unmixed_centers_stay() -> None:
 
 def test_a_round_of_a_run_is_unmixed() -> None:
     pairs, lam = regression_clients(), 0.8
-    before, run = fitted(pairs, 0, S=2), fitted(pairs, 1, S=2, K="all", lam=lam, aggregate="unmix")
-    c, u = before.state["centers"], run.state["u"]
+    before, run = (
+        fitted(fs.FedSoft(S=2), pairs, 0),
+        fitted(fs.FedSoft(S=2, K="all", lam=lam, aggregate="unmix"), pairs, 1),
+    )
+    c, u = before.state.centers, run.state.u
     h = torch.tensor([float(2 * x.square().mean()) for x, _ in pairs]).double()
-    expected = unmix(Held(run.engine.memory["w"]), u, torch.tensor(RAGGED), h, lam, c, 1e-3)
-    assert torch.allclose(run.state["centers"], expected, atol=1e-9)
-    published = fitted(pairs, 1, S=2, K="all", lam=lam)
-    assert torch.equal(run.engine.memory["w"], published.engine.memory["w"])  # same client work
-    assert [r["gradients"] for r in run.history] == [r["gradients"] for r in published.history]
+    expected = unmix(Held(run.engine.client_states["w"]), u, torch.tensor(RAGGED), h, lam, c, 1e-3)
+    assert torch.allclose(run.state.centers, expected, atol=1e-9)
+    published = fitted(fs.FedSoft(S=2, K="all", lam=lam), pairs, 1)
+    assert torch.equal(run.engine.client_states["w"], published.engine.client_states["w"])  # same client work
+    assert [r.gradients for r in run.history] == [r.gradients for r in published.history]
 
 
 def test_networks_cannot_be_unmixed() -> None:
     with pytest.raises(InputError, match=r"FedSoft\.aggregate = 'unmix' is not allowed for this model.*'mean'"):
-        fitted(regression_clients(), 1, fs.SGD(epochs=1), fs.models.mlp(hidden=[4]), S=2, aggregate="unmix")
+        fitted(
+            fs.FedSoft(S=2, aggregate="unmix"),
+            regression_clients(),
+            1,
+            fs.SGD(epochs=1),
+            model=fs.models.mlp(hidden=[4]),
+        )
     with pytest.raises(InputError, match=r"FedSoft\.aggregate"):
-        fitted(class_clients(), 1, fs.SGD(epochs=1), S=2, aggregate="unmix")
+        fitted(fs.FedSoft(S=2, aggregate="unmix"), class_clients(), 1, fs.SGD(epochs=1))
 
 
 def test_soft_and_unmixed_from_the_corners_reaches_the_noise_floor() -> None:
@@ -184,7 +171,7 @@ def test_soft_and_unmixed_from_the_corners_reaches_the_noise_floor() -> None:
     errors = {}
     options: list[dict[str, Any]] = [{}, {"weights": "soft", "aggregate": "unmix", "first": "simplex"}]
     for settings in options:
-        run = fs.fit(fs.FedSoft(S=2, **settings), fed, fs.models.linear(), rounds=12, local=fs.Exact())
+        run = fs.fit(fs.FedSoft(S=2, **settings), fed, fs.models.linear(), rounds=12, solver=fs.Exact())
         scores = run.scores()
         errors[len(settings)] = max(np.min(scores.centers or [], axis=0))
         if settings:

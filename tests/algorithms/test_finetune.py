@@ -9,19 +9,13 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.errors import InputError
-from fedsoft.training import Run, prepare
-from tests.helpers import RAGGED, federation, regression_clients
+from fedsoft.training import Run
+from tests.algorithms.plain import least_squares
+from tests.helpers import RAGGED, engine_for, federation, fitted, regression_clients
 
 LR = 0.05
 ONE_STEP = fs.SGD(lr=LR, epochs=1, batch=100)
 SGD = fs.SGD(lr=LR, epochs=2, batch=5)
-
-
-def fitted(algorithm: Any, rounds: int, local: Any = SGD, **options: Any) -> Run:
-    return fs.fit(
-        algorithm, federation(regression_clients()), fs.models.linear(), rounds=rounds, local=local, dtype="float64",
-        **options,
-    )  # fmt: skip
 
 
 def predictions(run: Run) -> list[Tensor]:
@@ -29,96 +23,92 @@ def predictions(run: Run) -> list[Tensor]:
 
 
 def test_the_tuned_model_is_one_gradient_step_from_the_last_center() -> None:
-    run = fitted(fs.FineTune(), 3, ONE_STEP)
-    c = run.state["centers"][0]
+    run = fitted(fs.FineTune(), regression_clients(), 3, ONE_STEP)
+    c = run.state.centers[0]
     for k, (x, y) in enumerate(regression_clients()):
         expected = c - LR * 2 / len(y) * x.T @ (x @ c - y)
-        assert torch.allclose(run.engine.memory["w"][k], expected, atol=1e-12)
+        assert torch.allclose(run.engine.client_states["w"][k], expected, atol=1e-12)
         assert torch.allclose(predictions(run)[k], x @ expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("K", ["all", 3])
 def test_the_center_is_exactly_that_of_fedavg(K: Any) -> None:
-    tuned, plain = (fitted(a, 4) for a in (fs.FineTune(K=K), fs.FedAvg(K=K)))
-    assert torch.equal(tuned.state["centers"], plain.state["centers"])
+    tuned, plain = (fitted(a, regression_clients(), 4, SGD) for a in (fs.FineTune(K=K), fs.FedAvg(K=K)))
+    assert torch.equal(tuned.state.centers, plain.state.centers)
 
 
 def test_with_the_exact_solver_everybody_ends_at_local_least_squares() -> None:
-    run = fitted(fs.FineTune(K=3), 2, fs.Exact())
-    for k, (x, y) in enumerate(regression_clients()):
-        least = np.linalg.lstsq(x.numpy(), y.numpy())[0]
-        assert run.engine.memory["w"][k].numpy() == pytest.approx(least, abs=1e-8)
+    run = fitted(fs.FineTune(K=3), regression_clients(), 2, fs.Exact())
+    assert run.engine.client_states["w"].numpy() == pytest.approx(least_squares(regression_clients()), abs=1e-8)
 
 
 def test_the_optimiser_is_fresh_when_tuning() -> None:
     # The first step of Adam goes by lr along the signs of the gradient; a kept memory would not.
-    run = fitted(fs.FineTune(), 5, fs.Adam(lr=0.01, epochs=1, batch=100))
-    moved = run.engine.memory["w"] - run.state["centers"]
+    run = fitted(fs.FineTune(), regression_clients(), 5, fs.Adam(lr=0.01, epochs=1, batch=100))
+    moved = run.engine.client_states["w"] - run.state.centers
     assert torch.allclose(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-5)
 
 
 def test_everybody_tunes_in_the_last_round_only() -> None:
-    history = fitted(fs.FineTune(K=3), 3, ONE_STEP).history
-    assert ["tuned" in record for record in history] == [False, False, True]
-    assert history[-1]["tuned"] == 8
-    plain = fitted(fs.FedAvg(K=3), 3, ONE_STEP).history
+    history = fitted(fs.FineTune(K=3), regression_clients(), 3, ONE_STEP).history
+    assert ["tuned" in record.notes for record in history] == [False, False, True]
+    assert history[-1].notes["tuned"] == 8
+    plain = fitted(fs.FedAvg(K=3), regression_clients(), 3, ONE_STEP).history
     model = 3 * 8  # three parameters in float64
-    assert [r["gradients"] for r in history[:2]] == [r["gradients"] for r in plain[:2]]
-    assert history[2]["gradients"] == plain[2]["gradients"] + sum(RAGGED)
-    assert history[2]["bytes_down"] == plain[2]["bytes_down"] + 8 * model
-    assert [r["bytes_up"] for r in history] == [r["bytes_up"] for r in plain]
+    assert [r.gradients for r in history[:2]] == [r.gradients for r in plain[:2]]
+    assert history[2].gradients == plain[2].gradients + sum(RAGGED)
+    assert history[2].bytes_down == plain[2].bytes_down + 8 * model
+    assert [r.bytes_up for r in history] == [r.bytes_up for r in plain]
 
 
 def test_before_the_end_everybody_predicts_with_the_center_of_the_day() -> None:
-    simulation = prepare(
-        fs.FineTune(K=3), federation(regression_clients()), fs.models.linear(), seed=0, local=SGD, dtype="float64"
+    engine = engine_for(
+        fs.FineTune(K=3), federation(regression_clients()), fs.models.linear(), seed=0, solver=SGD, dtype="float64"
     )
     with torch.no_grad():
-        state = simulation.start()
+        state = engine.start()
         for t in range(2):
-            state, _ = simulation.round(state, t, last=False)
-    run = Run(federation(regression_clients()), simulation, state, [])
+            state, _ = engine.round(state, t, last=False)
+    run = Run(federation(regression_clients()), engine, state, [])
     for (x, _), prediction in zip(regression_clients(), predictions(run), strict=True):
-        assert torch.allclose(prediction, x @ state["centers"][0], atol=1e-12)
+        assert torch.allclose(prediction, x @ state.centers[0], atol=1e-12)
 
 
 def test_a_client_that_did_not_tune_predicts_as_under_fedavg() -> None:
-    simulation = prepare(
-        fs.FineTune(K=3), federation(regression_clients()), fs.models.linear(), seed=0, local=SGD, dtype="float64"
+    engine = engine_for(
+        fs.FineTune(K=3), federation(regression_clients()), fs.models.linear(), seed=0, solver=SGD, dtype="float64"
     )
-    simulation.absent = lambda job, t, names: np.array([job == "tune" and int(name) < 4 for name in names])
+    engine.dropouts = lambda job, t, names: np.array([job == "tune" and int(name) < 4 for name in names])
     with torch.no_grad():
-        state = simulation.start()
-        state, _ = simulation.round(state, 0, last=False)
-        state, notes = simulation.round(state, 1, last=True)
-    run = Run(federation(regression_clients()), simulation, state, [])
+        state = engine.start()
+        state, _ = engine.round(state, 0, last=False)
+        state, notes = engine.round(state, 1, last=True)
+    run = Run(federation(regression_clients()), engine, state, [])
     assert notes["tuned"] == 4
     for k, (x, _) in enumerate(regression_clients()):
-        is_center = torch.allclose(predictions(run)[k], x @ state["centers"][0], atol=1e-12)
+        is_center = torch.allclose(predictions(run)[k], x @ state.centers[0], atol=1e-12)
         assert is_center == (k < 4)
 
 
 def test_when_nobody_answers_everybody_keeps_the_first_center() -> None:
-    run = fitted(fs.FineTune(), 2, dropout=1.0)
-    assert torch.equal(run.engine.memory["w"], run.state["centers"].expand(8, -1))
-    assert not run.engine.memory["tuned"].any()
+    run = fitted(fs.FineTune(), regression_clients(), 2, SGD, dropout=1.0)
+    assert torch.equal(run.engine.client_states["w"], run.state.centers.expand(8, -1))
+    assert not run.engine.client_states["tuned"].any()
 
 
 def test_the_mean_is_over_those_who_answered() -> None:
     # Dividing by all that were drawn would shrink the center.
     two = [(torch.ones(n, 1).double(), torch.full((n,), y).double()) for n, y in ((3, 2.0), (1, 6.0))]
-    simulation = prepare(fs.FineTune(), federation(two), fs.models.linear(), seed=0, local=fs.Exact(), dtype="float64")
+    engine = engine_for(fs.FineTune(), federation(two), fs.models.linear(), seed=0, solver=fs.Exact(), dtype="float64")
     with torch.no_grad():
-        first = simulation.start()
-        both, _ = simulation.round(first, 0)
-        simulation.absent = lambda job, t, names: np.array([name == "1" for name in names])
-        one, _ = simulation.round(first, 0)
-    assert float(both["centers"]) == pytest.approx((3 * 2 + 1 * 6) / 4)
-    assert float(one["centers"]) == pytest.approx(2)
+        first = engine.start()
+        both, _ = engine.round(first, 0)
+        engine.dropouts = lambda job, t, names: np.array([name == "1" for name in names])
+        one, _ = engine.round(first, 0)
+    assert float(both.centers) == pytest.approx((3 * 2 + 1 * 6) / 4)
+    assert float(one.centers) == pytest.approx(2)
 
 
 def test_settings_out_of_range_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"FineTune\.K = 0"):
         fs.FineTune(K=0)
-    with pytest.raises(InputError, match=r"FineTune\.K = 9 .*at most 8"):
-        fitted(fs.FineTune(K=9), 1)

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.centers.mixing import select
 from fedsoft.errors import InputError
-from fedsoft.seeds import generator
-from fedsoft.training import Limit, Run, play, prepare
-from fedsoft.trust.absence import Absent
-from tests.helpers import Pairs, federation
+from tests.algorithms.plain import drawn, groups, least_squares, of_source
+from tests.helpers import Pairs, fitted, silent
 
 # Three sources; without noise the exact solver finds them, so that updates and their distances are known.
 THETA = torch.tensor([[8.0, 0.0], [-4.0, 6.0], [-4.0, 0.0]]).double()
@@ -32,37 +27,6 @@ def pure_clients(noise: float = 0.0) -> Pairs:
     return pairs
 
 
-def fitted(pairs: Pairs, rounds: int, local: Any = None, absent: Absent | None = None, **settings: Any) -> Run:
-    fed = federation(pairs)
-    simulation = prepare(
-        fs.FLHC(**settings), fed, fs.models.linear(), seed=0, local=local or fs.Exact(), dtype="float64"
-    )
-    simulation.absent = absent
-    with torch.no_grad():
-        state = simulation.start()
-    run = Run(fed, simulation, state, [])
-    for run.state, record in play(simulation, fed, state, [], Limit(rounds)):
-        run.history.append(record)
-    return run
-
-
-def silent(who: Callable[[int, str], bool]) -> Absent:
-    return lambda job, t, names: np.array([who(t, name) for name in names])
-
-
-def solutions(pairs: Pairs) -> Tensor:
-    return torch.stack([torch.from_numpy(np.linalg.lstsq(x.numpy(), y.numpy())[0]) for x, y in pairs])
-
-
-def groups(run: Run) -> set[frozenset[int]]:
-    s = run.state["s_k"].tolist()
-    return {frozenset(k for k, own in enumerate(s) if own == j) for j in set(s) - {-1}}
-
-
-def of_source(sources: list[int]) -> set[frozenset[int]]:
-    return {frozenset(k for k, own in enumerate(sources) if own == j) for j in set(sources)}
-
-
 # --- the phases -------------------------------------------------------------------------------------------------------
 
 
@@ -70,44 +34,44 @@ def of_source(sources: list[int]) -> set[frozenset[int]]:
 def test_before_the_clustering_it_is_fedavg(K: Any) -> None:
     pairs = pure_clients(noise=1.0)
     sgd = fs.SGD(lr=0.05, epochs=1, batch=4)
-    run = fitted(pairs, 3, sgd, warm=3, K=K)
-    fedavg = fs.fit(fs.FedAvg(K=K), federation(pairs), fs.models.linear(), rounds=3, local=sgd, dtype="float64", seed=0)
-    assert torch.equal(run.state["centers"], fedavg.state["centers"])
-    assert run.state["s_k"].tolist() == [-1] * 8
-    assert run.state["u"].tolist() == [[1.0]] * 8
+    run = fitted(fs.FLHC(warm=3, K=K), pairs, 3, sgd)
+    fedavg = fitted(fs.FedAvg(K=K), pairs, 3, sgd)
+    assert torch.equal(run.state.centers, fedavg.state.centers)
+    assert run.state.per_client["s"].tolist() == [-1] * 8
+    assert run.state.u.tolist() == [[1.0]] * 8
 
 
 def test_the_clustering_by_hand() -> None:
     # Round 0 brings the common model to the mean of all solutions, by n_k. In round 1 all train from it, whatever K is,
     # and each cluster becomes the mean of its own, by n_k.
     pairs = pure_clients(noise=1.0)
-    w, n = solutions(pairs), torch.tensor(SIZES).double()
-    run = fitted(pairs, 2, warm=1, S=3)
-    assert torch.allclose(run.state["common"][0], n @ w / n.sum(), atol=1e-9)
+    w, n = torch.from_numpy(least_squares(pairs)), torch.tensor(SIZES).double()
+    run = fitted(fs.FLHC(warm=1, S=3), pairs, 2)
+    assert torch.allclose(run.state.extra["common"][0], n @ w / n.sum(), atol=1e-9)
     assert groups(run) == of_source(SOURCES)
     for s in range(3):
-        own = run.state["s_k"] == s
-        assert torch.allclose(run.state["centers"][s], n[own] @ w[own] / n[own].sum(), atol=1e-9)
-        assert torch.allclose(run.state["deltas"][s], (w[own] - run.state["common"]).mean(0), atol=1e-9)
-    assert torch.equal(run.state["u"], torch.nn.functional.one_hot(run.state["s_k"]).double())
+        own = run.state.per_client["s"] == s
+        assert torch.allclose(run.state.centers[s], n[own] @ w[own] / n[own].sum(), atol=1e-9)
+        assert torch.allclose(run.state.extra["deltas"][s], (w[own] - run.state.extra["common"]).mean(0), atol=1e-9)
+    assert torch.equal(run.state.u, torch.nn.functional.one_hot(run.state.per_client["s"]).double())
     # Clusters are numbered by their mean update, in lexicographic order.
-    assert run.state["deltas"][:, 0].tolist() == sorted(run.state["deltas"][:, 0].tolist())
+    assert run.state.extra["deltas"][:, 0].tolist() == sorted(run.state.extra["deltas"][:, 0].tolist())
 
 
 def test_everybody_is_asked_in_the_round_of_the_clustering_only() -> None:
-    run = fitted(pure_clients(), 5, warm=2, S=3, K=3)
-    assert [record["selected"] for record in run.history] == [3, 3, 8, 3, 3]
+    run = fitted(fs.FLHC(warm=2, S=3, K=3), pure_clients(), 5)
+    assert [record.selected for record in run.history] == [3, 3, 8, 3, 3]
 
 
 def test_without_warm_rounds_the_first_clusters() -> None:
-    assert groups(fitted(pure_clients(), 1, warm=0, S=3)) == of_source(SOURCES)
+    assert groups(fitted(fs.FLHC(warm=0, S=3), pure_clients(), 1)) == of_source(SOURCES)
 
 
 def test_with_one_cluster_it_stays_fedavg() -> None:
     pairs, sgd = pure_clients(noise=1.0), fs.SGD(lr=0.05, epochs=1, batch=4)
-    run = fitted(pairs, 6, sgd, warm=2, S=1)
-    fedavg = fs.fit(fs.FedAvg(), federation(pairs), fs.models.linear(), rounds=6, local=sgd, dtype="float64", seed=0)
-    assert torch.allclose(run.state["centers"], fedavg.state["centers"], atol=1e-12)
+    run = fitted(fs.FLHC(warm=2, S=1), pairs, 6, sgd)
+    fedavg = fitted(fs.FedAvg(), pairs, 6, sgd)
+    assert torch.allclose(run.state.centers, fedavg.state.centers, atol=1e-12)
 
 
 # --- distances and cuts -----------------------------------------------------------------------------------------------
@@ -122,7 +86,7 @@ LINKS = [
 
 @pytest.mark.parametrize(("distance", "linkage"), LINKS)
 def test_every_distance_and_linkage_finds_the_sources(distance: Any, linkage: Any) -> None:
-    run = fitted(pure_clients(noise=0.3), 3, warm=1, S=3, distance=distance, linkage=linkage)
+    run = fitted(fs.FLHC(warm=1, S=3, distance=distance, linkage=linkage), pure_clients(noise=0.3), 3)
     assert groups(run) == of_source(SOURCES)
 
 
@@ -133,9 +97,12 @@ def test_every_distance_and_linkage_finds_the_sources(distance: Any, linkage: An
     [("l2", 5.9, 3), ("l2", 6.1, 2), ("l2", 13.3, 2), ("l2", 13.5, 1), ("l1", 17.9, 2), ("l1", 18.1, 1)],
 )
 def test_the_tree_is_cut_at_the_threshold_whatever_S_says(distance: Any, threshold: float, clusters: int) -> None:
-    run = fitted(pure_clients(), 3, warm=1, threshold=threshold, distance=distance)
-    assert len(run.state["centers"]) == clusters
-    assert len(fitted(pure_clients(), 3, warm=1, threshold=threshold, distance=distance, S=None).centers) == clusters
+    run = fitted(fs.FLHC(warm=1, threshold=threshold, distance=distance), pure_clients(), 3)
+    assert len(run.state.centers) == clusters
+    assert (
+        len(fitted(fs.FLHC(warm=1, threshold=threshold, distance=distance, S=None), pure_clients(), 3).centers)
+        == clusters
+    )
 
 
 def test_cosine_does_not_look_at_lengths() -> None:
@@ -153,40 +120,46 @@ def test_cosine_does_not_look_at_lengths() -> None:
 def test_a_client_absent_from_the_clustering_uses_the_common_model_and_joins_later() -> None:
     # Client 3 (source 0) is silent in rounds 1 and 2; in round 3 it trains from the common model and joins.
     pairs = pure_clients(noise=1.0)
-    away = silent(lambda t, name: name == "3" and t in (1, 2))
-    run = fitted(pairs, 3, absent=away, warm=1, S=3)
-    assert run.state["s_k"][3] == -1
-    assert run.state["u"][3].tolist() == pytest.approx([1 / 3] * 3)
-    assert torch.allclose(run.predict(pairs[3][0], client=3), pairs[3][0] @ run.state["common"][0])
-    joined = fitted(pairs, 4, absent=away, warm=1, S=3)
+    away = silent(lambda job, t, name: name == "3" and t in (1, 2))
+    run = fitted(fs.FLHC(warm=1, S=3), pairs, 3, dropout=away)
+    assert run.state.per_client["s"][3] == -1
+    assert run.state.u[3].tolist() == pytest.approx([1 / 3] * 3)
+    assert torch.allclose(run.predict(pairs[3][0], client=3), pairs[3][0] @ run.state.extra["common"][0])
+    joined = fitted(fs.FLHC(warm=1, S=3), pairs, 4, dropout=away)
     assert groups(joined) == of_source(SOURCES)
     # What it trained from the common model is not averaged into the cluster; in round 4 it takes part.
-    assert torch.allclose(joined.state["centers"], run.state["centers"], atol=1e-9)
-    own, n, w = joined.state["s_k"] == joined.state["s_k"][3], torch.tensor(SIZES).double(), solutions(pairs)
-    after = fitted(pairs, 5, absent=away, warm=1, S=3)
-    assert torch.allclose(after.state["centers"][after.state["s_k"][3]], n[own] @ w[own] / n[own].sum(), atol=1e-9)
+    assert torch.allclose(joined.state.centers, run.state.centers, atol=1e-9)
+    own, n, w = (
+        joined.state.per_client["s"] == joined.state.per_client["s"][3],
+        torch.tensor(SIZES).double(),
+        torch.from_numpy(least_squares(pairs)),
+    )
+    after = fitted(fs.FLHC(warm=1, S=3), pairs, 5, dropout=away)
+    assert torch.allclose(
+        after.state.centers[after.state.per_client["s"][3]], n[own] @ w[own] / n[own].sum(), atol=1e-9
+    )
 
 
 def test_joining_is_by_the_update_from_the_common_model_and_not_from_a_center() -> None:
     pairs, sgd = pure_clients(), fs.SGD(lr=0.1, epochs=1, batch=100, shuffle=False)
-    run = fitted(pairs, 6, sgd, absent=silent(lambda t, name: name == "3" and t < 5), warm=3, S=3)
+    run = fitted(fs.FLHC(warm=3, S=3), pairs, 6, sgd, dropout=silent(lambda job, t, name: name == "3" and t < 5))
     x, y = pairs[3]
-    delta = -0.1 * 2 / len(y) * x.T @ (x @ run.state["common"][0] - y)
-    assert int(run.state["s_k"][3]) == int((run.state["deltas"] - delta).norm(dim=1).argmin())
+    delta = -0.1 * 2 / len(y) * x.T @ (x @ run.state.extra["common"][0] - y)
+    assert int(run.state.per_client["s"][3]) == int((run.state.extra["deltas"] - delta).norm(dim=1).argmin())
 
 
 def test_when_nobody_answers_the_clustering_is_tried_again() -> None:
-    run = fitted(pure_clients(), 2, absent=silent(lambda t, name: t == 1), warm=1, S=3)
-    assert run.state["s_k"].tolist() == [-1] * 8
-    again = fitted(pure_clients(), 3, absent=silent(lambda t, name: t == 1), warm=1, S=3, K=2)
-    assert [record["selected"] for record in again.history] == [2, 8, 8]
+    run = fitted(fs.FLHC(warm=1, S=3), pure_clients(), 2, dropout=silent(lambda job, t, name: t == 1))
+    assert run.state.per_client["s"].tolist() == [-1] * 8
+    again = fitted(fs.FLHC(warm=1, S=3, K=2), pure_clients(), 3, dropout=silent(lambda job, t, name: t == 1))
+    assert [record.selected for record in again.history] == [2, 8, 8]
     assert groups(again) == of_source(SOURCES)
 
 
 def test_one_answer_is_one_cluster() -> None:
-    run = fitted(pure_clients(), 3, absent=silent(lambda t, name: t == 1 and name != "4"), warm=1, S=3)
-    assert len(run.state["centers"]) == 1
-    assert run.state["s_k"].tolist() == [0] * 8  # the others joined in round 2
+    run = fitted(fs.FLHC(warm=1, S=3), pure_clients(), 3, dropout=silent(lambda job, t, name: t == 1 and name != "4"))
+    assert len(run.state.centers) == 1
+    assert run.state.per_client["s"].tolist() == [0] * 8  # the others joined in round 2
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------
@@ -208,11 +181,9 @@ def plain_flhc(pairs: Pairs, w0: np.ndarray, rounds: int, warm: int, S: int, K: 
 
     common, centers, means, own = w0, [w0], [], dict.fromkeys(everyone, -1)
     for t in range(rounds):
-        even = torch.full((1, len(pairs)), 1 / len(pairs), dtype=torch.float64)
-        races = [generator(0, "select", t, str(k)) for k in everyone]
-        drawn = select(even, K, races, replacement=False)[0].nonzero().flatten().tolist()
+        selected = drawn(t, K, len(pairs))
         if t < warm:
-            common = fedavg({k: train(k, common) for k in drawn}, common)
+            common = fedavg({k: train(k, common) for k in selected}, common)
             centers = [common]
         elif t == warm:
             w = {k: train(k, common) for k in everyone if k not in away}
@@ -229,9 +200,9 @@ def plain_flhc(pairs: Pairs, w0: np.ndarray, rounds: int, warm: int, S: int, K: 
             own.update({k: s for s, group in enumerate(found) for k in group})
             centers = [fedavg({k: w[k] for k in group}, common) for group in found]
         else:
-            w = {k: train(k, centers[own[k]] if own[k] >= 0 else common) for k in drawn}
-            centers = [fedavg({k: w[k] for k in drawn if own[k] == s}, c) for s, c in enumerate(centers)]
-            for k in drawn:
+            w = {k: train(k, centers[own[k]] if own[k] >= 0 else common) for k in selected}
+            centers = [fedavg({k: w[k] for k in selected if own[k] == s}, c) for s, c in enumerate(centers)]
+            for k in selected:
                 if own[k] < 0:
                     own[k] = int(np.argmin([np.linalg.norm(w[k] - common - mean) for mean in means]))
     return list(own.values()), np.array(centers)
@@ -241,12 +212,12 @@ def plain_flhc(pairs: Pairs, w0: np.ndarray, rounds: int, warm: int, S: int, K: 
 def test_a_run_equals_the_plain_loop(K: int) -> None:
     pairs, away = pure_clients(noise=1.0), {2, 4, 7}
     local = fs.SGD(lr=0.05, epochs=2, batch=100, shuffle=False)
-    absent = silent(lambda t, name: t == 4 and int(name) in away)
-    run = fitted(pairs, 9, local, absent=absent, warm=4, S=3, K=K)
-    first = fitted(pairs, 0).state["centers"][0].numpy()
+    silence = silent(lambda job, t, name: t == 4 and int(name) in away)
+    run = fitted(fs.FLHC(warm=4, S=3, K=K), pairs, 9, local, dropout=silence)
+    first = fitted(fs.FLHC(), pairs, 0).state.centers[0].numpy()
     own, centers = plain_flhc(pairs, first, 9, 4, 3, K, away)
-    assert run.state["s_k"].tolist() == own
-    assert run.state["centers"].numpy() == pytest.approx(centers, abs=1e-9)
+    assert run.state.per_client["s"].tolist() == own
+    assert run.state.centers.numpy() == pytest.approx(centers, abs=1e-9)
 
 
 # --- recovery and settings --------------------------------------------------------------------------------------------
@@ -256,20 +227,20 @@ def test_a_run_equals_the_plain_loop(K: int) -> None:
 def test_the_dominant_source_is_recovered(distance: Any) -> None:
     fed = fs.datasets.synthetic(partition="10:90", clients=100, seed=1)
     sgd = fs.SGD(lr=0.005, epochs=3, batch=10)
-    run = fs.fit(fs.FLHC(warm=8, distance=distance), fed, fs.models.linear(), rounds=12, local=sgd)
+    run = fs.fit(fs.FLHC(warm=8, distance=distance), fed, fs.models.linear(), rounds=12, solver=sgd)
     assert fed.truth is not None
-    s, source = run.state["s_k"], fed.truth.fractions(fed.train).argmax(1)
+    s, source = run.state.per_client["s"], fed.truth.fractions(fed.train).argmax(1)
     assert torch.equal(s, source) or torch.equal(s, 1 - source)
 
 
 def test_ward_needs_l2() -> None:
     with pytest.raises(InputError, match=r"FLHC\.distance = 'l1' .*'ward' needs 'l2'"):
-        fitted(pure_clients(), 1, linkage="ward", distance="l1")
+        fitted(fs.FLHC(linkage="ward", distance="l1"), pure_clients(), 1)
 
 
 def test_the_tree_must_be_cut_somewhere() -> None:
     with pytest.raises(InputError, match=r"FLHC\.S is missing.*threshold"):
-        fitted(pure_clients(), 1, S=None)
+        fitted(fs.FLHC(S=None), pure_clients(), 1)
 
 
 @pytest.mark.parametrize("setting", [{"warm": -1}, {"distance": "l3"}, {"threshold": -1}, {"S": 0}, {"linkage": "one"}])

@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.centers.mixing import select
+from fedsoft.core.contract import State
 from fedsoft.errors import InputError
-from fedsoft.seeds import generator
-from fedsoft.training import Run
-from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
-
-
-def fitted(pairs: Pairs, rounds: int, local: Any = None, **settings: Any) -> Run:
-    return fs.fit(
-        fs.MOCHA(**settings), federation(pairs), fs.models.linear(), rounds=rounds, local=local or fs.Exact(),
-        dtype="float64", seed=0,
-    )  # fmt: skip
+from tests.algorithms.plain import drawn
+from tests.helpers import Pairs, class_clients, federation, fitted, random_stack, regression_clients
 
 
 def sigma_of(w: np.ndarray, eps: float) -> np.ndarray:
@@ -81,11 +73,11 @@ def test_sigma_minimises_the_objective_among_those_of_trace_1() -> None:
 
 
 def test_omega_is_updated_every_outer_rounds() -> None:
-    # `related_k` are the models that Omega comes from: those at the beginning of the last round that is a multiple.
-    states = [fitted(regression_clients(), rounds, outer=3).state for rounds in range(8)]
+    # `related` are the models that Omega comes from: those at the beginning of the last round that is a multiple.
+    states = [fitted(fs.MOCHA(outer=3), regression_clients(), rounds).state for rounds in range(8)]
     for rounds in range(1, 8):
         since = (rounds - 1) // 3 * 3
-        assert torch.equal(states[rounds]["related_k"], states[since]["w_k"])
+        assert torch.equal(states[rounds].per_client["related"], states[since].per_client["w"])
 
 
 # --- the joint problem ------------------------------------------------------------------------------------------------
@@ -95,34 +87,34 @@ def test_omega_is_updated_every_outer_rounds() -> None:
 def test_for_a_fixed_omega_rounds_converge_to_the_joint_solution(K: Any) -> None:
     pairs, lam, eps = regression_clients(), 0.05, 1.0
     related = random_stack(fs.models.linear()(federation(pairs).shape), len(pairs)) * 3
-    simulation = fitted(pairs, 0, lam=lam, eps=eps, K=K, outer=10**6).engine
-    state = {"centers": related[:0], "w_k": simulation.memory["w"].clone(), "related_k": related}
+    engine = fitted(fs.MOCHA(lam=lam, eps=eps, K=K, outer=10**6), pairs, 0).engine
+    state = State(related[:0], per_client={"w": engine.client_states["w"].clone(), "related": related})
     omega = np.linalg.inv(sigma_of(related.numpy(), eps))
     assert float(np.abs(omega - np.diag(np.diag(omega))).max()) > 1  # clients are coupled
     values = []
     with torch.no_grad():
         for t in range(1, 600):  # not 0, where Omega would be updated
-            state, _ = simulation.round(state, t)
-            values.append(objective(pairs, state["w_k"], omega, lam, eps))
+            state, _ = engine.round(state, t)
+            values.append(objective(pairs, state.per_client["w"], omega, lam, eps))
     assert bool((np.diff(values) <= 1e-12).all())
-    assert state["w_k"].numpy() == pytest.approx(joint_solution(pairs, omega, lam), abs=1e-6)
+    assert state.per_client["w"].numpy() == pytest.approx(joint_solution(pairs, omega, lam), abs=1e-6)
 
 
 @pytest.mark.parametrize("K", [3, "all"])
 @pytest.mark.parametrize(("lam", "eps"), [(0.01, 1.0), (0.3, 0.01), (3.0, 10.0)])
 def test_the_objective_never_grows(K: Any, lam: float, eps: float) -> None:
     pairs = regression_clients()
-    run = fitted(pairs, 0, lam=lam, eps=eps, K=K, outer=3)
+    run = fitted(fs.MOCHA(lam=lam, eps=eps, K=K, outer=3), pairs, 0)
     state, values = run.state, []
     with torch.no_grad():
         for t in range(20):
             state, _ = run.engine.round(state, t)
-            omega = np.linalg.inv(sigma_of(state["related_k"].numpy(), eps))
-            values.append(objective(pairs, state["w_k"], omega, lam, eps))
+            omega = np.linalg.inv(sigma_of(state.per_client["related"].numpy(), eps))
+            values.append(objective(pairs, state.per_client["w"], omega, lam, eps))
             # before Omega is updated for the same models, the objective is that of the old one; see both
             if (t + 1) % 3 == 0:
-                omega = np.linalg.inv(sigma_of(state["w_k"].numpy(), eps))
-                values.append(objective(pairs, state["w_k"], omega, lam, eps))
+                omega = np.linalg.inv(sigma_of(state.per_client["w"].numpy(), eps))
+                values.append(objective(pairs, state.per_client["w"], omega, lam, eps))
     assert bool((np.diff(values) <= 1e-9 * values[0]).all())
     assert values[-1] < values[0]
 
@@ -143,11 +135,11 @@ def test_one_round_of_two_clients_by_hand() -> None:
     for k, (half, best) in enumerate([(1, 1), (4, 3)]):
         pull, slope = lam * safe * omega[k, k], lam * (omega[k, 0] * w[0] + omega[k, 1] * w[1])
         solved.append((2 * half * best + pull * w[k] - slope) / (2 * half + pull))
-    simulation = fitted(pairs, 0, lam=lam, eps=4.0).engine
+    engine = fitted(fs.MOCHA(lam=lam, eps=4.0), pairs, 0).engine
     models = torch.tensor([[1.0], [2.0]]).double()
     with torch.no_grad():
-        state, _ = simulation.round({"centers": models[:0], "w_k": models, "related_k": models}, 0)
-    assert state["w_k"].flatten().tolist() == pytest.approx(solved)
+        state, _ = engine.round(State(models[:0], per_client={"w": models, "related": models}), 0)
+    assert state.per_client["w"].flatten().tolist() == pytest.approx(solved)
 
 
 # --- limiting cases ---------------------------------------------------------------------------------------------------
@@ -165,26 +157,28 @@ def ridge(pairs: Pairs, strength: float) -> np.ndarray:
 def test_before_models_are_related_it_is_independent_ridge_regression() -> None:
     # W = 0 gives Sigma = I/N, Omega = N I.
     pairs, lam = regression_clients(), 0.02
-    run = fitted(pairs, 1, lam=lam)
-    assert run.state["w_k"].numpy() == pytest.approx(ridge(pairs, lam * len(pairs)), abs=1e-9)
+    run = fitted(fs.MOCHA(lam=lam), pairs, 1)
+    assert run.state.per_client["w"].numpy() == pytest.approx(ridge(pairs, lam * len(pairs)), abs=1e-9)
 
 
 def test_under_an_overwhelming_eps_it_stays_independent_ridge_regression() -> None:
     pairs, lam = regression_clients(), 0.02
-    run = fitted(pairs, 20, lam=lam, eps=1e12)
-    assert run.state["w_k"].numpy() == pytest.approx(ridge(pairs, lam * len(pairs)), abs=1e-4)
+    run = fitted(fs.MOCHA(lam=lam, eps=1e12), pairs, 20)
+    assert run.state.per_client["w"].numpy() == pytest.approx(ridge(pairs, lam * len(pairs)), abs=1e-4)
 
 
 def test_without_lambda_everybody_trains_alone() -> None:
     pairs = regression_clients()
-    assert fitted(pairs, 3, lam=0.0).state["w_k"].numpy() == pytest.approx(ridge(pairs, 0.0), abs=1e-8)
+    assert fitted(fs.MOCHA(lam=0.0), pairs, 3).state.per_client["w"].numpy() == pytest.approx(
+        ridge(pairs, 0.0), abs=1e-8
+    )
 
 
 def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
-    run = fitted(regression_clients(), 4, K=4)
-    assert run.state["centers"].shape == (0, 3)
+    run = fitted(fs.MOCHA(K=4), regression_clients(), 4)
+    assert run.state.centers.shape == (0, 3)
     assert run.weights is None
-    assert torch.equal(run.state["w_k"], run.engine.memory["w"])
+    assert torch.equal(run.state.per_client["w"], run.engine.client_states["w"])
 
 
 # --- against a plain loop ---------------------------------------------------------------------------------------------
@@ -193,23 +187,21 @@ def test_there_are_no_centers_and_the_server_knows_what_clients_have() -> None:
 def test_a_run_equals_the_plain_loop() -> None:
     pairs, K, lr, lam, eps, outer = regression_clients(), 3, 0.02, 0.03, 0.5, 3
     sgd = fs.SGD(lr=lr, epochs=2, batch=100, shuffle=False)
-    run = fitted(pairs, 8, sgd, K=K, lam=lam, eps=eps, outer=outer)
+    run = fitted(fs.MOCHA(K=K, lam=lam, eps=eps, outer=outer), pairs, 8, sgd)
     w, omega = np.zeros((8, 3)), np.eye(8)
     for t in range(8):
         if t % outer == 0:
             omega = np.linalg.inv(sigma_of(w, eps))
         safe = max(sum(abs(omega[k, j]) for j in range(8)) / omega[k, k] for k in range(8))
-        even = torch.full((1, 8), 1 / 8, dtype=torch.float64)
-        draws = [generator(0, "select", t, str(k)) for k in range(8)]
         new = w.copy()
-        for k in select(even, K, draws, replacement=False)[0].nonzero().flatten().tolist():
+        for k in drawn(t, K, 8):
             x, y = (part.numpy() for part in pairs[k])
             coupled = sum(omega[k, j] * w[j] for j in range(8))
             for _ in range(2):
                 slope = 2 / len(y) * x.T @ (x @ new[k] - y)
                 new[k] = new[k] - lr * (slope + lam * (coupled + safe * omega[k, k] * (new[k] - w[k])))
         w = new
-    assert run.state["w_k"].numpy() == pytest.approx(w, abs=1e-9)
+    assert run.state.per_client["w"].numpy() == pytest.approx(w, abs=1e-9)
 
 
 # --- what it is for, and what it is not for ---------------------------------------------------------------------------
@@ -219,7 +211,7 @@ def test_clients_of_few_points_gain_by_the_others_more_than_by_shrinking() -> No
     fed = fs.datasets.synthetic(partition="10:90", clients=60, points=(8, 16), seed=0)
 
     def error(**settings: Any) -> float:
-        spread = fs.fit(fs.MOCHA(**settings), fed, fs.models.linear(), rounds=40, local=fs.Exact()).scores()
+        spread = fs.fit(fs.MOCHA(**settings), fed, fs.models.linear(), rounds=40, solver=fs.Exact()).scores()
         assert spread.personal_held_out is not None
         return spread.personal_held_out.median
 

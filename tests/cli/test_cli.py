@@ -97,9 +97,9 @@ def test_workers_and_memory_do_not_change_what_is_saved(run: Any, tmp_path: Path
     assert states[0] == states[1]
 
 
-def test_several_seeds_end_in_means_and_deviations(run: Any) -> None:
+def test_several_seeds_end_in_means_and_standard_deviations(run: Any) -> None:
     _, out, _ = run("run", "synthetic-10-90", *FAST, "--seeds", "0,2")
-    assert "over 2 seeds: mean ± deviation" in out
+    assert "over 2 seeds: mean ± std" in out
     assert "divided by" in out
 
 
@@ -116,11 +116,11 @@ def test_show_and_ls(run: Any) -> None:
 
 def test_ls_tells_runs_apart(run: Any) -> None:
     run("run", "synthetic-10-90", *FAST, "--set", "lam=0.1", "--set", "work=1")
-    run("run", "synthetic-10-90", *FAST, "--set", "local=sgd", "--set", "lr=1e30")
+    run("run", "synthetic-10-90", *FAST, "--set", "solver=sgd", "--set", "lr=1e30")
     out, rows = run("ls")[1], json.loads(run("ls", "--json")[1])
     budget, diverged = (line for line in out.splitlines() if line.startswith("synthetic"))
     assert all(word in budget for word in ("lam=0.1", "work=1", "1/3", "finished (budget)"))
-    assert all(word in diverged for word in ("local=sgd", "lr=1e+30", "0/3", "diverged"))
+    assert all(word in diverged for word in ("solver=sgd", "lr=1e+30", "0/3", "diverged"))
     assert rows[0]["settings"]["algorithm.lam"] == 0.1
     assert [row["state"] for row in rows] == ["finished (budget)", "diverged"]
     assert "Ended by its budget, after 1 of at most 3 rounds" in run("show", rows[0]["run"])[1]
@@ -129,7 +129,7 @@ def test_ls_tells_runs_apart(run: Any) -> None:
     code, _, err = run("resume", name)
     assert code == 2
     assert "would again with the same settings" in " ".join(err.split())
-    assert "local.lr" in err
+    assert "solver.lr" in err
     assert json.loads(run("show", name, "--json")[1])["runs"][0]["diverged"]
 
 
@@ -137,7 +137,7 @@ def test_a_toml_file_runs(run: Any, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'rounds = 2\nalgorithm = "fedsoft"\nmodel = "mlp"\npartition = "random"\n'
         '[dataset]\nname = "synthetic"\nS = 3\nclients = 6\npoints = [5, 9]\ntest_points = 10\n'
-        '[local]\nname = "sgd"\nepochs = 1\n'
+        '[solver]\nname = "sgd"\nepochs = 1\n'
     )
     code, out, err = run("run", "own.toml")
     assert code == 0, err
@@ -195,6 +195,7 @@ def test_list(run: Any, kind: str) -> None:
     code, out, _ = run("list", kind)
     assert code == 0
     rows = json.loads(run("list", kind, "--json")[1])
+    assert not {"seed", "partition"} & {key for row in rows for key in row["settings"]}  # these are the run's
     assert rows
     for row in rows:
         assert row["name"] in out
@@ -215,7 +216,7 @@ def test_list(run: Any, kind: str) -> None:
         (["run", "synthetic-10-90", "--seed", "-1"], "seed = -1"),
         (["run", "synthetic-10-90", "--rounds", "-1"], "rounds = -1"),
         (["run", "synthetic-10-90", "--device", "tpu"], "'tpu' is not available"),
-        (["run", "synthetic-10-90", "--set", "local.lr=1e30"], "diverged"),
+        (["run", "synthetic-10-90", "--set", "solver.lr=1e30"], "diverged"),
         (["run", "synthetic-10-90", "--workers", "0"], "workers = 0"),
         (["run", "synthetic-10-90", "--memory", "lots"], "memory = 'lots' is not allowed: should be a size"),
         (["compare", "synthetic-10-90", "-a", "fedavg", "--memory", "lots"], "memory = 'lots'"),
@@ -225,7 +226,7 @@ def test_list(run: Any, kind: str) -> None:
         (["show", "/"], "not the folder of a fedsoft run"),
         (["list", "algorithm"], "did you mean 'algorithms'"),
         (["run", "synthetic-10-90", "--out", "/dev/null/x"], "cannot write to"),
-        (["run", "synthetic-10-90", "--set", "points=[9, 5]"], "dataset.points = (9, 5) is not allowed"),
+        (["run", "synthetic-10-90", "--set", "points=[9, 5]"], "dataset.points = [9, 5] is not allowed"),
         (
             ["run", "synthetic-10-90", "--set", "first=simplex", "--set", "aggregate=unmix", "--set", "model=mlp"],
             "algorithm.aggregate = 'unmix' is not allowed for this model",
@@ -253,6 +254,13 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run: Any, arguments: list[str
     assert words in err
     assert err.strip().count("\n") == 0
     assert "Traceback" not in err
+
+
+def test_a_setting_that_does_not_fit_the_model_leaves_no_folder(run: Any, tmp_path: Path) -> None:
+    code, _, err = run("run", "synthetic-10-90", "--set", "aggregate=unmix", "--set", "model=mlp")
+    assert code == 2
+    assert "algorithm.aggregate = 'unmix' is not allowed for this model" in err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["paper"]])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import struct
 import sys
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fedsoft.cli import app, main
-from fedsoft.images import registry
-from fedsoft.progress import DownloadProgress
+from fedsoft.data import registry
 from tests.pictures import numbered, write_cifar, write_letters
 
 Run = Callable[..., tuple[int, str, str]]
@@ -65,9 +62,7 @@ def test_ls_tells_where_files_are(run: Run, tmp_path: Path) -> None:
     assert "fedsoft data fetch cifar10" in out
     code, out, _ = run("ls", "--json")
     folders = {row["name"]: row["folder"] for row in json.loads(out)}
-    assert folders == {
-        "letters": str(tmp_path / "data" / "letters"), "cifar10": None, "mnist": None, "fashion": None,
-    }  # fmt: skip
+    assert folders == dict.fromkeys(registry.COLLECTIONS) | {"letters": str(tmp_path / "data" / "letters")}
 
 
 def test_check_tells_what_is_there(run: Run, tmp_path: Path) -> None:
@@ -107,17 +102,6 @@ def test_fetch_uses_what_is_there_and_says_when_there_is_no_network(
     assert "Downloading http://127.0.0.1:1/c.tar.gz ..." in told
     assert "http://127.0.0.1:1/c.tar.gz cannot be downloaded (" in told
     assert "Traceback" not in told
-
-
-def test_a_download_is_watched_on_a_terminal() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120, legacy_windows=False)
-    with DownloadProgress(console) as progress:
-        progress.update("https://somewhere/a.zip", 0, None)
-        progress.update("https://somewhere/a.zip", 500_000, 2_000_000)
-        progress.update("https://somewhere/b.zip", 7, 7)
-        assert [(task.completed, task.total) for task in progress.bar.tasks] == [(500_000, 2_000_000), (7, 7)]
-    assert "0.5/2.0 MB" in text.getvalue()
 
 
 def test_an_unknown_name_gets_the_nearest_one(run: Run) -> None:

@@ -9,11 +9,11 @@ import torch
 
 import fedsoft as fs
 from fedsoft import plugins
-from fedsoft.clientdata import Augment
+from fedsoft.core.client_data import Augment
+from fedsoft.core.federation import Federation, Truth
+from fedsoft.data import registry
+from fedsoft.data.image_sources import Images
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation, Truth
-from fedsoft.images import registry
-from fedsoft.images.sources import Images
 from tests.pictures import number_of, write_cifar
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 import fedsoft as fs
-from fedsoft.federation import Federation, Truth
+from fedsoft.core.federation import Federation, Truth
 
 
 def made(**settings: object) -> tuple[Federation, Truth]:

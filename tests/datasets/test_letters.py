@@ -10,9 +10,9 @@ import torch
 
 import fedsoft as fs
 from fedsoft import plugins
+from fedsoft.core.federation import Federation, Truth
+from fedsoft.data import registry
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation, Truth
-from fedsoft.images import registry
 from tests.pictures import LETTERS, number_of, write_idx, write_letters
 
 EACH = 5

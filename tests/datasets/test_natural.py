@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsoft as fs
+from fedsoft.core.client_data import DataShape
 from fedsoft.errors import InputError
 from tests.pictures import number_of, numbered
 
@@ -148,7 +149,7 @@ def test_numbers_from_0_to_1_become_bytes(tmp_path: Path) -> None:
 
 def test_colours_and_more_classes_than_labels_are_possible(tmp_path: Path) -> None:
     path = write(tmp_path, images=numbered(COUNT, 3, 5, 5))
-    assert fs.datasets.natural(path, classes=62).shape == fs.federation.DataShape("classification", (3, 5, 5), 62)
+    assert fs.datasets.natural(path, classes=62).shape == DataShape("classification", (3, 5, 5), 62)
 
 
 def test_the_seed_decides_what_is_held_out_for_each_client_by_name(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
     assert "images.npy' does not exist" in sentence(tmp_path)
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("other.npy", b"")
-    assert "has no array 'images' (it has: other)" in sentence(tmp_path / "b.npz")
+    assert "lacks an array: unknown array 'images'" in sentence(tmp_path / "b.npz")
     assert "has label 2, should be 0 to 1" in sentence(write(tmp_path), classes=2)
 
 

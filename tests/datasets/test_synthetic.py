@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.core.federation import Federation, Truth
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation, Truth
-from fedsoft.scores import oracle_models
+from fedsoft.evaluation.scores import oracle_models
 
 
 def made(**settings: Any) -> tuple[Federation, Truth]:
@@ -120,7 +120,7 @@ def test_held_out_points_are_a_share_of_n_k_on_top_of_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"points": (20, 10)}, r"points = \(20, 10\) is not allowed"),
+        ({"points": (20, 10)}, r"points = \[20, 10\] is not allowed"),
         ({"clients": 0}, r"synthetic\.clients = 0 is not allowed"),
         ({"noise": -1.0}, r"synthetic\.noise = -1\.0 is not allowed"),
         ({"sources": 3}, "unknown setting of synthetic 'sources'"),

@@ -1,23 +1,27 @@
-"""A federation of real processes for the tests, the door that its nodes go through, and a dishonest worker."""
+"""A federation of real processes for the tests, the proxy that its nodes go through, and a dishonest worker."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedsoft.engines.flower.drive import Ticket
-from fedsoft.engines.flower.loopback import HOST, Loopback
+from fedsoft.flower.local_cluster import flwr
+from fedsoft.flower.local_cluster.cluster import LocalCluster
+from fedsoft.flower.local_cluster.flwr import HOST
+from fedsoft.flower.submit import write_submission
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
-from fedsoft.runs.stage import Stage
 
 PATIENCE = 600.0  # seconds, on a machine that has much else to do
 
@@ -31,13 +35,26 @@ def wait(there: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     return found
 
 
+@contextlib.contextmanager
+def burners(count: int, seconds: float = PATIENCE) -> Iterator[None]:
+    """Processes that do nothing but compute, with less right to do so than others; they end by themselves at last."""
+    code = f"import os, time; os.nice(5); end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 class Door:
     """A reverse proxy as in the project's nginx.conf: TLS, nothing but /v1/fleet. It keeps all that passes."""
 
-    def __init__(self, federation: Loopback) -> None:
+    def __init__(self, federation: LocalCluster) -> None:
         self.passed: list[tuple[str, bytes, bytes]] = []  # path, what went in, what came out
         self.turned_away: list[str] = []
-        door, (host, port) = self, federation.address.split(":")
+        door, (host, port) = self, federation.settings.address.split(":")
         trusted = ssl.create_default_context(cafile=str(federation.authority))
 
         class Handler(BaseHTTPRequestHandler):
@@ -102,9 +119,9 @@ class Door:
 class Submitted:
     """A run that was handed to Flower."""
 
-    def __init__(self, federation: Loopback, spec: RunSpec, path: Path) -> None:
-        self.ticket, self.path = Ticket.write(federation, spec, path, Stage(chunk=1)), path
-        self.number = federation.submit(self.ticket.path)
+    def __init__(self, federation: LocalCluster, spec: RunSpec, path: Path) -> None:
+        self.submitted, self.path = write_submission(federation, spec, path, RunOptions(chunk=1)), path
+        self.number = federation.submit(self.submitted.path)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """What stands in a log of the run so far."""
@@ -117,8 +134,8 @@ class Submitted:
         return [e for e in self.lines("wire.jsonl") if (e["way"], e["round"], e.get("job")) == ("down", t, job)]
 
     def finished(self) -> RunFolder:
-        outcome = wait(self.ticket.outcome, f"the end of {self.path.name}")
-        assert outcome.get("finished"), outcome
+        outcome = wait(self.submitted.outcome, f"the end of {self.path.name}")
+        assert outcome.finished, outcome
         return RunFolder.open(self.path)
 
 
@@ -129,39 +146,32 @@ def dishonest(node: str, ready: str, control: str, silence: str) -> None:
     """
     import torch
 
-    from fedsoft.engines.flower.node import Node
-    from fedsoft.engines.flower.nodefile import NodeConfig
-    from fedsoft.engines.flower.wire import Parcel
-    from fedsoft.engines.flower.worker import serve
+    from fedsoft.flower.node.config import NodeConfig
+    from fedsoft.flower.node.node import Node
+    from fedsoft.flower.node.worker import serve
+    from fedsoft.flower.wire import WireMessage
 
     class Dishonest(Node):
-        def answer(self, asked: Parcel) -> Parcel:
-            honest = super().answer(asked)
-            how = json.loads(Path(control).read_text("utf-8")).get(str(asked.head.get("round")))
-            if asked.head.get("job") != "train" or how is None:
+        def answer(self, message: WireMessage) -> WireMessage:
+            honest = super().answer(message)
+            how = json.loads(Path(control).read_text("utf-8")).get(str(message.head.get("round")))
+            if message.head.get("job") != "train" or how is None:
                 return honest
             if how == "silence":
                 time.sleep(float(silence))  # until the server has given up
             w = honest.tensors["w"]
             spoiled = {"nan": torch.full_like(w, torch.nan), "shape": w[:, :-1], "norm": 10 * w}[how]
-            return Parcel(honest.head, {"w": spoiled.contiguous()})
+            return WireMessage(honest.head, {"w": spoiled.contiguous()})
 
     serve(Dishonest(NodeConfig(Path(node))), Path(ready))
 
 
-def start_dishonest(federation: Loopback, k: int, control: Path, seconds: float) -> None:
+def start_dishonest(federation: LocalCluster, k: int, control: Path, seconds: float) -> None:
     """In place of the worker of node k."""
     folder = federation.node(k)
     (folder / "worker.ready").unlink(missing_ok=True)
     code = "import sys; from tests.flower.processes import dishonest; dishonest(*sys.argv[1:])"
-    line = [
-        sys.executable,
-        "-c",
-        code,
-        str(folder / "node.toml"),
-        str(folder / "worker.ready"),
-        str(control),
-        str(seconds),
-    ]
-    federation.start(f"worker-{k}", line, folder / "worker.log")
+    words = [folder / "node.toml", folder / "worker.ready", control, seconds]
+    line = [sys.executable, "-c", code, *(str(word) for word in words)]
+    federation.processes.start(f"worker-{k}", line, folder / "worker.log", flwr.environment(federation))
     wait(lambda: (folder / "worker.ready").exists(), "the dishonest worker")

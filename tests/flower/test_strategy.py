@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsoft.engines.flower.strategy import FedSoftStrategy, join, proximal, split, votes
+from fedsoft.flower.server.strategy import FedSoftStrategy, join, proximal, split, votes
 
 from .grids import OwnGrid
 
@@ -140,3 +141,17 @@ def test_k_clients_are_drawn_for_each_center_and_the_weights_stay_between_estima
     assert first[13] == [1e-4, 1.0]
     with pytest.raises(ValueError, match="the arrays hold 1 centers, should hold S = 2"):
         strategy.configure_train(3, model(1.0).__class__({"0/w": model(1.0)["w"]}), ConfigRecord(), grid)
+
+
+def test_a_client_that_claims_far_more_points_than_the_others_is_left_out() -> None:
+    class Claims(Here):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                record: Any = reply.content.get("importance")
+                if record is not None and reply.metadata.src_node_id == 12:
+                    record["num-examples"] = 2**40
+                yield reply
+
+    strategy = FedSoftStrategy(S=2, K="all", lam=LAM, tau=1)
+    strategy.start(Claims(), join([model(1.0), model(8.0)]), num_rounds=1)
+    assert set(strategy.n) == set(POINTS) - {12}

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedsoft.cli import app, main
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.runs import spec
-from fedsoft.runs.execution import execute
-from fedsoft.runs.stage import Stage
+from fedsoft.runs.execute import execute
+from fedsoft.runs.run_options import RunOptions
 from tests.fuzz.mutation import cases, mutated, refused
 from tests.fuzz.test_runs import SMALL
 
@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder with a run and some points; what would compute for long is not begun."""
     root = tmp_path_factory.mktemp("place")
     chosen = spec.read("synthetic-10-90", SMALL)
-    execute(chosen, root / "runs" / chosen.id, Stage(workers=1))
+    execute(chosen, root / "runs" / chosen.id, RunOptions(workers=1))
     (root / "new.csv").write_text("a,b,c,y\n1,2,3,4\n5,6,7,8\n")
 
     def not_here(*_: Any, **__: Any) -> None:
@@ -33,10 +33,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch = pytest.MonkeyPatch()
     patch.chdir(root)
     for name in (
-        "fedsoft.runs.execution.execute",
-        "fedsoft.runs.execution.carry_on",
-        "fedsoft.studies.farm.Farm.run",
-        "fedsoft.images.fetch.fetch",
+        "fedsoft.studies.launch.launch",
+        "fedsoft.studies.launch.resume",
+        "fedsoft.studies.process_pool.ProcessPool.run",
+        "fedsoft.data.fetch.fetch",
     ):
         patch.setattr(name, not_here)
     yield root

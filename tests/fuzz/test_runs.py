@@ -6,7 +6,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,25 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import save
+from torch import Tensor
 
-from fedsoft.reports.material import read
+from fedsoft.core.contract import State
+from fedsoft.reports.run_loader import read
 from fedsoft.reports.tables import run_view, runs_table
 from fedsoft.runs import spec
-from fedsoft.runs.execution import execute, load
-from fedsoft.runs.finding import list_runs
-from fedsoft.runs.folder import RunFolder
-from fedsoft.runs.stage import Stage
-from fedsoft.tensorfile import KINDS, Saved, opened
+from fedsoft.runs.execute import execute, load
+from fedsoft.runs.find import list_runs
+from fedsoft.runs.folder import Checkpoint, RunFolder
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.storage.tensorfile import KINDS, Saved, open_tensors
+from tests import helpers
 from tests.fuzz.mutation import EXTREME, cases, mutated, refused
 
-SMALL = ["clients=4", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "rounds=2", "local.name=sgd"]
+SMALL = [*helpers.SMALL, "rounds=2"]
 FILES = ("spec.toml", "run.json", "rounds.jsonl", "state.safetensors", "scores.json")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     chosen = spec.read("synthetic-10-90", SMALL)
-    return execute(chosen, tmp_path_factory.mktemp("whole") / "run", Stage(workers=1))[0]
+    return execute(chosen, tmp_path_factory.mktemp("whole") / "run", RunOptions(workers=1))[0]
 
 
 def look(folder: RunFolder, console: Console) -> None:
@@ -60,6 +63,13 @@ def test_run_folders(whole: RunFolder, tmp_path_factory: pytest.TempPathFactory,
     refused(lambda: read([str(path)], root))
 
 
+class Forged:
+    """A server's state that holds anything, under any names."""
+
+    def __init__(self, named: dict[str, Tensor]) -> None:
+        self.tensors = lambda: named
+
+
 @cases(30)
 @given(data=st.data())
 def test_runs_that_are_loaded(whole: RunFolder, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -69,8 +79,8 @@ def test_runs_that_are_loaded(whole: RunFolder, tmp_path_factory: pytest.TempPat
     shutil.copytree(whole.path, path)
     folder, point = RunFolder(path), whole.checkpoint()
     assert point is not None
-    state, memory = dict(point.state), dict(point.memory)
-    part, name = data.draw(st.sampled_from([(state, "centers"), (state, "u"), *((memory, name) for name in memory)]))
+    state, kept = point.state.tensors(), dict(point.client_states)
+    part, name = data.draw(st.sampled_from([(state, "centers"), (state, "u"), *((kept, name) for name in kept)]))
     shape = data.draw(st.sampled_from(((), (0,), (3,), (2, 4), (4, 2), (0, 4), (5, 5, 5))))
     change = data.draw(st.sampled_from(("gone", "other shape", "other type", "more")))
     if change == "gone":
@@ -80,9 +90,9 @@ def test_runs_that_are_loaded(whole: RunFolder, tmp_path_factory: pytest.TempPat
     elif change == "other type":
         part[name] = torch.zeros(part[name].shape, dtype=data.draw(st.sampled_from(list(KINDS.values()))))
     else:
-        part["more"] = torch.zeros(shape)
+        part[data.draw(st.sampled_from(("more", "extra.more", "per_client.more")))] = torch.zeros(shape)
     rounds = data.draw(st.integers(0, 3))
-    folder.save(type(point)(rounds, state, memory))
+    folder.save(Checkpoint(rounds, cast(State, Forged(state)), kept))
 
     def use() -> None:
         run = load(path)
@@ -96,7 +106,7 @@ TENSORS = save({"a": torch.arange(6.0).view(2, 3), "b": torch.arange(3)}, {"feds
 
 
 def whole_of(path: Path) -> None:
-    _, file = opened(path)
+    _, file = open_tensors(path)
     found = Saved(file, "")
     for name in found:
         for _ in found.blocks(name):
@@ -142,4 +152,4 @@ def test_tensors_that_claim_too_much(tmp_path: Path, shape: list[int]) -> None:
         header = json.dumps({"__metadata__": {"fedsoft": "{}"}, "a": entry}).encode()
         (tmp_path / "t").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 12)
         with pytest.raises(ValueError, match=r"no place|too long|length|gaps"):
-            opened(tmp_path / "t")
+            open_tensors(tmp_path / "t")

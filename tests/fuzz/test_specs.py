@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsoft.engines.flower.nodefile import NodeConfig
+from fedsoft.flower.node.config import NodeConfig
 from fedsoft.runs import spec
+from fedsoft.runs.presets import presets
 from tests.fuzz.mutation import cases, mutated, refused
 
-PRESETS = [(resources.files("fedsoft") / "presets" / f"{name}.toml").read_bytes() for name in spec.presets()]
+PRESETS = [(resources.files("fedsoft") / "presets" / f"{name}.toml").read_bytes() for name in presets()]
 OWN = b"""rounds = 50
 work = 100000
 seed = 3
@@ -22,8 +23,8 @@ dropout = 0.1
 algorithm = { name = "fedsoft", S = 2, lam = 0.1, K = "all" }
 dataset = { name = "folder", path = "hospitals", label = "outcome" }
 model = { name = "mlp", hidden = [32] }
-local = { name = "adam", lr = 1e-3, epochs = 5, batch = 16 }
-robust = { name = "trimmed", share = 0.2 }
+solver = { name = "adam", lr = 1e-3, epochs = 5, batch = 16 }
+aggregator = { name = "trimmed", share = 0.2 }
 [fast]
 rounds = 2
 """
@@ -45,7 +46,7 @@ def test_specs(tmp_path_factory: pytest.TempPathFactory, content: bytes, fast: b
 
 CHANGES = [
     b"lam=0.1", b"algorithm.lam=0.1", b"rounds=3", b"partition=30:70", b"partition=random", b"model=mlp",
-    b"model.hidden=[3, 4]", b"dataset.clients=12", b"points=[5, 16]", b"local.name=sgd", b"robust=median",
+    b"model.hidden=[3, 4]", b"dataset.clients=12", b"points=[5, 16]", b"solver.name=sgd", b"aggregator=median",
     b"attack.share=0.1", b"dtype=float64", b"seed=1", b"data_seed=2", b"dropout=0.3", b"algorithm=fedem",
 ]  # fmt: skip
 
@@ -62,7 +63,9 @@ def test_settings(changes: list[bytes]) -> None:
 NODES = [
     b'name = "hospital-a"\nsocket = "worker.sock"\nmemory = "memory"\nworkers = 2\nram = "1G"\n[data]\npath = "data"\n'
     b'clients = ["a"]\nheld_out = 0.2\n[model]\nname = "mlp"\nhidden = [32]\n',
-    b'name = "n"\n[data]\nshard = [0, 4]\n',
+    b'name = "n"\n[data]\nshard = [0, 4]\npreset = "synthetic-10-90"\n',
+    b'name = "n"\n[data]\npath = "d"\n[policy]\nalgorithms = ["fedsoft"]\npoints = 9\nram = "1G"\n'
+    b"bounds = { S = [1, 4] }\nprivacy = { counts = 1.0 }\n",
     b'name = "n"\nallow = ["mine:it"]\n[data]\nloader = "mine.data:clients"\n',
 ]
 RUN = spec.read("synthetic-10-90").to_dict()
@@ -73,4 +76,4 @@ RUN = spec.read("synthetic-10-90").to_dict()
 def test_files_of_nodes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "node.toml"
     path.write_bytes(content)
-    refused(lambda: NodeConfig(path).check_names(RUN))
+    refused(lambda: NodeConfig(path).read(RUN))

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.utils import vector_to_parameters
 
 import fedsoft as fs
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder, Model
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Model
 from tests.helpers import random_stack
 
 GREY28 = DataShape("classification", (1, 28, 28), 26)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedsoft as fs
-from fedsoft.federation import DataShape
+from fedsoft.core.client_data import DataShape
 from fedsoft.seeds import generator
 from tests.helpers import random_stack
 
@@ -61,8 +61,8 @@ def test_softmax_regression_equals_a_linear_layer_of_torch() -> None:
 def test_without_intercept_there_is_one_parameter_for_each_input() -> None:
     model = fs.models.linear()(DataShape("regression", (10,), 1))
     assert model.size == 10
-    deviation = np.std([model.draw(np.random.default_rng(i)).numpy() for i in range(500)])
-    assert deviation == pytest.approx(np.sqrt(2 / 11), rel=0.05)
+    std = np.std([model.draw(np.random.default_rng(i)).numpy() for i in range(500)])
+    assert std == pytest.approx(np.sqrt(2 / 11), rel=0.05)
 
 
 def test_the_intercept_starts_at_0() -> None:

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 import fedsoft as fs
+from fedsoft.core.client_data import DataShape
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
 from tests.helpers import random_stack
 
 

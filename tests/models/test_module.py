@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,11 @@ from torch.nn import functional as F
 from torch.nn.utils import vector_to_parameters
 
 import fedsoft as fs
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder
 from fedsoft.seeds import generator
-from tests.helpers import Pairs, class_clients, federation, random_stack, regression_clients
+from tests.helpers import Pairs, class_clients, federation, fitted, random_stack, regression_clients
 
 IMAGES = DataShape("classification", (1, 6, 6), 3)
 SEQUENCES = DataShape("classification", (7,), 3)
@@ -71,10 +73,10 @@ def test_a_recurrent_network_learns_client_by_client() -> None:
         federation(class_clients((9, 6, 12), dimension=7, classes=3)),
         Recurrent(),
         rounds=2,
-        local=fs.Adam(lr=0.02, epochs=5, batch=4),
+        solver=fs.Adam(lr=0.02, epochs=5, batch=4),
     )
     losses = run.model.loss(
-        run.model.outputs(run.engine.memory["w"][:1], run.federation.train.client(0)[0].float()[None]),
+        run.model.outputs(run.engine.client_states["w"][:1], run.federation.train.client(0)[0].float()[None]),
         run.federation.train.client(0)[1][None],
     )
     assert float(losses.mean()) < np.log(3)
@@ -116,15 +118,140 @@ def test_own_first_values_are_those_of_the_networks_constructor_and_follow_the_g
     assert not torch.equal(first, other)
 
 
-def test_own_first_values_need_a_function_that_makes_the_network() -> None:
-    with pytest.raises(InputError, match="needs a function"):
-        fs.models.module(nn.Linear(3, 1), init="own")
+# --- pretrained weights -----------------------------------------------------------------------------------------------
+
+
+def weights_of(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def pretrained() -> nn.Sequential:
+    """The same weights in every call, as if they were read from a file."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    generator = torch.Generator().manual_seed(7)
+    for p in net.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    return net
+
+
+CENTERED = (fs.FedSoft(S=3), fs.FedEM(S=3), fs.IFCA(S=3), fs.HypCluster(S=3), fs.FedRoute(S=3, first="xavier"))
+
+
+@pytest.mark.parametrize("given", [pretrained, pretrained()], ids=["function", "finished"])
+@pytest.mark.parametrize("algorithm", CENTERED, ids=lambda one: type(one).__name__)
+def test_a_network_starts_from_its_own_weights_and_no_center_is_a_copy(given: Any, algorithm: Any) -> None:
+    own = weights_of(pretrained())
+    run = fs.fit(algorithm, federation(class_clients()), given, rounds=0)
+    assert torch.equal(run.state.centers[0], own)
+    if "w" in run.engine.client_states:
+        assert torch.equal(run.engine.client_states["w"], own.expand(8, -1))
+    matrices = torch.cat(
+        [torch.full((15,), True), torch.full((5,), False), torch.full((20,), True), torch.full((4,), False)]
+    )
+    for other in run.state.centers[1:]:
+        assert torch.equal(other[~matrices], own[~matrices])
+        away = (other - own)[matrices].norm() / own[matrices].norm()
+        assert 0.05 < float(away) < 0.2
+    assert not torch.allclose(run.state.centers[1], run.state.centers[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", [fs.FedAvg(), fs.Ditto(), fs.Local(), fs.FineTune(), fs.FedProx(), fs.CFL()])
+def test_a_model_for_everybody_starts_exactly_at_the_networks_weights(algorithm: Any) -> None:
+    run = fs.fit(algorithm, federation(class_clients()), pretrained(), rounds=0)
+    expected = weights_of(pretrained())
+    assert all(torch.equal(center, expected) for center in run.state.centers)
+    assert (
+        all(torch.equal(w, expected) for w in run.engine.client_states["w"])
+        if "w" in run.engine.client_states
+        else True
+    )
+
+
+def test_training_goes_on_from_pretrained_weights() -> None:
+    pairs = class_clients((200,) * 4, classes=3)
+    x, y = torch.cat([x for x, _ in pairs[1::2]]).float(), torch.cat([y for _, y in pairs[1::2]])
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    fed = federation(pairs[1::2])
+    kept, drawn = (
+        fs.fit(fs.FedAvg(), fed, fs.models.module(net, init=init), rounds=1, solver=fs.SGD(lr=1e-3, epochs=1))
+        for init in ("auto", "xavier")
+    )
+    right = [float((run.predict(x, center=0).argmax(1) == y).double().mean()) for run in (kept, drawn)]
+    assert right[0] > 0.95
+    assert right[1] < 0.8
+
+
+def test_only_what_a_constructor_draws_is_drawn() -> None:
+    def backbone_with_a_new_head() -> nn.Module:
+        return nn.Sequential(pretrained()[0], nn.Tanh(), nn.Linear(5, 4))
+
+    run = fs.fit(fs.FedSoft(S=2), federation(class_clients()), backbone_with_a_new_head, rounds=0)
+    first, second = run.centers
+    for center in (first, second, run.personal(0)):
+        assert torch.equal(center["0.weight"], pretrained().state_dict()["0.weight"])
+        assert torch.equal(center["0.bias"], pretrained().state_dict()["0.bias"])
+        assert torch.equal(center["2.bias"], torch.zeros(4))
+    assert not torch.allclose(first["2.weight"], second["2.weight"], atol=0.1)
+
+
+def test_a_function_that_draws_everything_starts_as_xavier_does() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+
+    shape = DataShape("classification", (3,), 4)
+    auto, xavier = (fs.models.module(make, init=init)(shape) for init in ("auto", "xavier"))
+    assert torch.equal(auto.draw(generator(3, "center", 1)), xavier.draw(generator(3, "center", 1)))
+    assert auto.apart is None
+
+
+class Scales(nn.Module):
+    """A model without matrices: draws leave it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scale
+
+
+@pytest.mark.parametrize("init", ["auto", "own", "xavier"])
+def test_vectors_alone_start_apart_too(init: Any) -> None:
+    run = fs.fit(fs.FedSoft(S=2), federation(regression_clients()), fs.models.module(Scales, init=init), rounds=0)
+    assert run.state.centers[0].tolist() == [0, 0, 0]
+    assert float(run.state.centers[1].abs().max()) > 0.01
+
+
+def test_a_model_whose_centers_start_as_copies_is_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation(regression_clients())
+    model = replace(fs.models.module(Scales)(fed.shape), apart=None)
+    run = fs.fit(fs.FedSoft(S=2), fed, model, rounds=0)
+    assert torch.equal(run.state.centers[0], run.state.centers[1])
+    assert caplog.messages == [
+        "the 2 centers start as copies of each other, since all draws of this model are the same"
+    ]
+    caplog.clear()
+    fs.fit(fs.FedSoft(S=2, first="simplex"), fed, model, rounds=0)  # they are parted by the clients' models
+    fs.fit(fs.FedAvg(), fed, model, rounds=0)
+    assert caplog.messages == []
+
+
+def test_what_is_done_to_a_network_later_changes_nothing() -> None:
+    net = pretrained()
+    model = fs.models.module(net)(DataShape("classification", (3,), 4))
+    net.state_dict()["0.weight"].zero_()
+    assert torch.equal(model.draw(np.random.default_rng(0)), weights_of(pretrained()))
 
 
 def test_the_users_network_is_not_changed_by_training() -> None:
     net = nn.Linear(3, 1)
     before = [p.detach().clone() for p in net.parameters()]
-    fs.fit(fs.FedSoft(), federation(regression_clients((5, 6))), net, rounds=1, local=fs.SGD(epochs=1))
+    fs.fit(fs.FedSoft(), federation(regression_clients((5, 6))), net, rounds=1, solver=fs.SGD(epochs=1))
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
@@ -185,21 +312,13 @@ def test_a_factory_that_makes_no_network_is_refused() -> None:
         fs.models.module(lambda: 3)(VECTORS)
 
 
-def fitted(model: Builder | nn.Module, pairs: Pairs) -> Tensor:
-    run = fs.fit(
-        fs.FedSoft(),
-        federation(pairs),
-        model,
-        rounds=2,
-        local=fs.SGD(epochs=1, batch=5),
-        dtype="float64",
-    )
-    return run.state["centers"]
+def centers_of(model: Builder | nn.Module, pairs: Pairs, rounds: int = 2, **settings: Any) -> Tensor:
+    return fitted(fs.FedSoft(), pairs, rounds, fs.SGD(epochs=1, batch=5), model=model, **settings).state.centers
 
 
 def test_an_output_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match=r"output .*\[4, 2\].*\[4, 4\]"):
-        fitted(nn.Linear(3, 2), class_clients())
+        centers_of(nn.Linear(3, 2), class_clients())
 
 
 class Squeezed(nn.Module):
@@ -216,9 +335,9 @@ class Squeezed(nn.Module):
 def test_a_network_that_squeezes_is_right_or_refused_on_batches_of_one_point() -> None:
     # The last batch of the two largest clients is one point, where a bare squeeze() drops the axis of points as well.
     pairs = regression_clients((6, 11, 11))
-    expected = fitted(fs.models.module(lambda: Squeezed(1)), pairs)
+    expected = centers_of(fs.models.module(lambda: Squeezed(1)), pairs)
     try:
-        centers = fitted(fs.models.module(Squeezed), pairs)
+        centers = centers_of(fs.models.module(Squeezed), pairs)
     except InputError:
         return
     assert torch.allclose(centers, expected, atol=1e-9)
@@ -231,13 +350,7 @@ def test_a_network_that_looks_at_the_whole_batch_is_refused_or_ignores_padding()
 
     pairs = regression_clients((5, 7, 10))
     try:
-        together, apart = (
-            fs.fit(
-                fs.FedSoft(), federation(pairs), fs.models.module(make), rounds=1, local=fs.SGD(epochs=1, batch=5),
-                dtype="float64", chunk=chunk,
-            ).state["centers"]
-            for chunk in (3, 1)
-        )  # fmt: skip
+        together, apart = (centers_of(fs.models.module(make), pairs, 1, chunk=chunk) for chunk in (3, 1))
     except InputError:
         return
     assert torch.allclose(together, apart, atol=1e-9)
@@ -276,7 +389,7 @@ def test_a_loss_of_ones_own_keeps_accuracy_as_the_metric_of_classes() -> None:
 @pytest.mark.parametrize("first", [1, 5], ids=["first-client-of-one-point", "first-client-of-five"])
 def test_a_loss_that_averages_over_the_batch_is_refused_with_advice(first: int) -> None:
     with pytest.raises(InputError, match="one number per point"):
-        fitted(fs.models.module(nn.Linear(3, 1), loss=F.mse_loss), regression_clients((first, 6, 7)))
+        centers_of(fs.models.module(nn.Linear(3, 1), loss=F.mse_loss), regression_clients((first, 6, 7)))
 
 
 def test_parameters_that_are_frozen_stay_what_they_are() -> None:
@@ -286,7 +399,7 @@ def test_parameters_that_are_frozen_stay_what_they_are() -> None:
     assert set(model.layout.shapes) == {"2.weight", "2.bias"}
     w = model.draw(generator(0, "x"))[None]
     x = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0))
-    by_hand = torch.tanh(net[0](x[0])) @ model.layout.unflatten(w[0])["2.weight"].T
+    by_hand = net[2](torch.tanh(net[0](x[0])))  # from its own weights
     assert torch.allclose(model.outputs(w, x)[0], by_hand[:, 0], atol=1e-6)
 
 
@@ -313,7 +426,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
 def test_gradients_client_by_client_are_those_of_the_network_alone(dtypes: tuple[torch.dtype, ...]) -> None:
     model = fs.models.module(Odd)(IMAGES)
-    assert model.inside is not None
+    assert model.backend.name == "loop"
 
     def difference(dtype: torch.dtype) -> float:
         w, y = random_stack(model, 3).to(dtype), torch.tensor([[0, 2, 1, 1]] * 3)

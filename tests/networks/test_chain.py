@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedsoft as fs
-from fedsoft import kernels
-from fedsoft.batches import Problem, Walk
-from fedsoft.clientdata import Augment, ClientData, augmented
-from fedsoft.federation import DataShape
-from fedsoft.model import Model
+from fedsoft.core import kernels
+from fedsoft.core.batch_iterator import iterate_batches
+from fedsoft.core.batches import Problem
+from fedsoft.core.client_data import Augment, ClientData, DataShape, augmented
+from fedsoft.core.model import Model
 from fedsoft.seeds import generator
 from tests.helpers import random_stack
 
@@ -63,11 +63,11 @@ def batch(m: int, points: int, dtype: torch.dtype = torch.float64) -> tuple[Tens
 @pytest.mark.parametrize(("m", "points"), [(1, 1), (1, 5), (3, 6), (1, 40), (2, 70)])
 def test_gradients_and_outputs_are_those_that_torch_records(name: str, m: int, points: int) -> None:
     model = fs.models.module(NETWORKS[name])(SHAPE)
-    assert model.chain is not None
-    assert model.alone
+    assert model.backend.name == "chain"
+    assert model.backend.one_client_at_a_time
     w, (x, y, weight) = random_stack(model, m), batch(m, points)
     loop = model.by("loop")
-    assert loop.chain is None
+    assert loop.backend.name == "loop"
     torch.testing.assert_close(model.outputs(w, x), loop.outputs(w, x), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(model.gradient(w, x, y, weight), loop.gradient(w, x, y, weight), rtol=1e-9, atol=1e-11)
 
@@ -100,7 +100,7 @@ def test_a_loss_of_ones_own_reaches_the_chain() -> None:
         return F.cross_entropy(output, y, label_smoothing=0.2, reduction="none")
 
     model = fs.models.module(deep, loss=smooth)(SHAPE)
-    assert model.chain is not None
+    assert model.backend.name == "chain"
     w, (x, y, weight) = random_stack(model, 2), batch(2, 4)
     torch.testing.assert_close(
         model.gradient(w, x, y, weight), model.by("loop").gradient(w, x, y, weight), rtol=1e-9, atol=1e-11
@@ -136,7 +136,7 @@ def frozen() -> nn.Module:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_plain_chain_is_left_to_torch(name: str) -> None:
-    assert fs.models.module(REFUSED[name])(SHAPE).chain is None
+    assert "chain" not in fs.models.module(REFUSED[name])(SHAPE).backends
 
 
 # --- a whole solve ----------------------------------------------------------------------------------------------------
@@ -146,11 +146,10 @@ def solved(backend: str, dtype: Any = "float64", chunk: int | None = None) -> Te
     pairs = [
         (torch.rand(n, 2, 9, 8, generator=torch.Generator().manual_seed(n)), torch.arange(n) % 5) for n in (7, 12, 4)
     ]
-    run = fs.fit(
-        fs.FedSoft(S=2, lam=0.3), fs.Federation.from_clients(pairs), fs.models.module(large), rounds=2,
-        local=fs.Adam(lr=1e-3, epochs=2, batch=3), dtype=dtype, backend=backend, chunk=chunk,
-    )  # fmt: skip
-    return run.state["centers"]
+    algorithm, fed, model = fs.FedSoft(S=2, lam=0.3), fs.Federation.from_clients(pairs), fs.models.module(large)
+    solver, options = fs.Adam(lr=1e-3, epochs=2, batch=3), fs.FitOptions(dtype=dtype, backend=backend, chunk=chunk)
+    run = fs.fit(algorithm, fed, model, rounds=2, solver=solver, options=options)
+    return run.state.centers
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
@@ -219,7 +218,7 @@ def test_products_of_few_points_are_those_of_torch(seed: int, points: int, out: 
     )
     outputs, before = torch.full_like(slope, float("nan")), torch.full_like(x, float("nan"))
     kernels.thin_outputs(x.numpy(), w.numpy(), bias.numpy(), outputs.numpy())
-    kernels.thin_slopes(slope.numpy(), w.numpy(), before.numpy())
+    kernels.thin_input_gradients(slope.numpy(), w.numpy(), before.numpy())
     torch.testing.assert_close(outputs, F.linear(x, w, bias))
     torch.testing.assert_close(before, slope @ w)
 
@@ -261,17 +260,17 @@ def test_batches_hold_images_varied_by_their_clients_own_draws() -> None:
     images = [torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8) for n in (5, 3)]
     data = ClientData.concat([(x, torch.arange(len(x)) % 3) for x in images])
     data = replace(data, augment=Augment(pad=2, flip=True))
-    walk = Walk(
+    batches = iterate_batches(
         Problem(model, data, None, None, lambda: [generator(0, k) for k in (0, 1)]), torch.float32, batch=2, epochs=2,
         shuffle=True,
     )  # fmt: skip
-    seen = [(turn, b, walk.batches[b][0].clone()) for turn, b in walk]
+    seen = [(step, b, batches.batches[b][0].clone()) for step, b in batches]
     for k, x in enumerate(images):
         rng = generator(0, k)
         orders = rng.permuted(torch.arange(len(x)).numpy()[None].repeat(2, 0), axis=1)
         shift, flip = Augment(pad=2, flip=True).draw(rng, 2 * len(x))
-        for turn, b, batch_x in seen:
-            epoch = turn // len(walk.batches)
+        for step, b, batch_x in seen:
+            epoch = step // len(batches.batches)
             points = torch.from_numpy(orders[epoch][2 * b : 2 * b + 2])
             at = points + epoch * len(x)
             if len(points):

@@ -15,18 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsoft.errors import InputError
+from fedsoft.evaluation.scores import Scores, Spread
 from fedsoft.paper import centers, published
-from fedsoft.paper.items import ITEMS, METHODS, CentersItem, ComparisonItem, Item
-from fedsoft.paper.items import Column as BlockColumn
-from fedsoft.paper.library import Library, Over, aligned
+from fedsoft.paper.cells import Case
+from fedsoft.paper.item_kinds import METHODS, CentersItem, ComparisonItem, Item
+from fedsoft.paper.item_kinds import Column as BlockColumn
+from fedsoft.paper.items import ITEMS
+from fedsoft.paper.library import Library, aligned
 from fedsoft.paper.report import page, section_of, write
-from fedsoft.paper.rules import Claim, Pair, better, in_order, rule
 from fedsoft.paper.run import chosen, seeds_of
-from fedsoft.paper.shown import Case
 from fedsoft.paper.speed import Speed, forecast, seconds
+from fedsoft.paper.verdicts import Claim, Pair, better, in_order, rule
+from fedsoft.reports.cells import Over
 from fedsoft.reports.page import Table
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
+from tests.helpers import record
 
 SYNTHETIC = [item for item in ITEMS.values() if item.data == "synthetic"]
 
@@ -84,7 +88,7 @@ def pair(key: str, value: float, *ours: float) -> Pair:
 def test_a_value_is_within_two_deviations_of_three_seeds_or_within_the_tolerance() -> None:
     assert pair("a", 4.0, 1, 2, 3).within(0)  # mean 2, deviation 1
     assert not pair("a", 4.01, 1, 2, 3).within(0)
-    assert not pair("a", 3.0, 1, 3).within(0)  # two seeds tell no deviation
+    assert not pair("a", 3.0, 1, 3).within(0)  # two seeds have no standard deviation
     assert pair("a", 4.01, 1, 2, 3).within(2.1)
     assert pair("a", 2.0, 2.0).within(0)
 
@@ -138,7 +142,7 @@ def test_synthetic_items_are_the_papers_at_both_scales(item: Item, tmp_path: Pat
     both = [[spec.id for spec in item.wanted(scale, range(2), library)] for scale in ("paper", "fast")]
     assert both[0] == both[1]
     for spec in item.wanted("paper", range(2), library):
-        assert (spec.rounds, spec.dataset.settings["clients"], spec.local.settings["lr"]) == (50, 100, 0.005)
+        assert (spec.rounds, spec.dataset.settings["clients"], spec.solver.settings["lr"]) == (50, 100, 0.005)
         assert spec.algorithm.settings["K"] == 60
 
 
@@ -174,23 +178,23 @@ def test_the_time_of_a_run_is_that_of_its_gradients() -> None:
 # --- the page, from made-up runs --------------------------------------------------------------------------------------
 
 
-def scores(spec: RunSpec, table: list[list[float]], local: float, **more: Any) -> dict[str, Any]:
+def scores(spec: RunSpec, table: list[list[float]], local: float, **more: Any) -> Scores:
     best = [min(range(len(table)), key=lambda s: table[s][j]) for j in range(len(table[0]))]
-    return {
+    known = {
         "metric": "mse", "higher_is_better": False, "sources": [f"θ{j}" for j in range(len(table[0]))],
-        "centers": table, "alignment": best, "best": best, "recovery": 0.05, "shares": None,
-        "personal_train": {"mean": local, "clients": 100}, "personal_held_out": {"mean": local + 1, "clients": 100},
+        "centers": table, "alignment": best, "best": best, "recovery": 0.05, "recovery_uniform": 0.4, "shares": None,
+        "personal_train": Spread(local, local, local, 100),
+        "personal_held_out": Spread(local + 1, local + 1, local + 1, 100),
         "oracle": [1.0, 1.0], "noise_floor": 1.0, "distance": 100.0,
-    } | more  # fmt: skip
+    }  # fmt: skip
+    return Scores(**known | more)
 
 
 def finish(out: Path, spec: RunSpec, table: list[list[float]], local: float, **more: Any) -> None:
     """A finished run of one round, whose scores are known."""
     folder = RunFolder.create(out / spec.id, spec)
-    record = {"round": 0, "last": True, "gradients": 1000, "bytes_down": 1, "bytes_up": 1, "seconds": 1.0}
-    record |= {"centers": table, "weights": [[0.9, 0.1], [0.1, 0.9]]}
-    folder.append(record)
-    folder.write("scores.json", json.dumps(scores(spec, table, local, **more)).encode())
+    folder.log.append(record(last=True, gradients=1000, centers=table, weights=[[0.9, 0.1], [0.1, 0.9]]))
+    folder.finish(scores(spec, table, local, **more))
 
 
 def case(out: Path, seeds: int = 3) -> Case:
@@ -219,7 +223,7 @@ def table_1(out: Path, swapped: bool = False) -> CentersItem:
 
 def test_a_table_of_centers_beside_the_published_one(tmp_path: Path) -> None:
     item = table_1(tmp_path)
-    told = centers.tell(item, case(tmp_path))
+    told = centers.report_on(item, case(tmp_path))
     assert told.ruling is not None
     assert (told.ruling.word, told.ruling.within) == ("reproduced", 16)
     blocks = {block.id: block for block in told.section.blocks if isinstance(block, Table)}
@@ -233,7 +237,7 @@ def test_a_table_of_centers_beside_the_published_one(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_fails_is_named(tmp_path: Path) -> None:
-    told = centers.tell(table_1(tmp_path, swapped=True), case(tmp_path))
+    told = centers.report_on(table_1(tmp_path, swapped=True), case(tmp_path))
     assert told.ruling is not None
     assert told.ruling.word == "not reproduced"
     assert "30:70 is the worst partition" in told.ruling.sentence
@@ -250,7 +254,7 @@ def test_an_item_without_runs_says_how_to_make_them(tmp_path: Path) -> None:
 def test_a_run_that_is_damaged_or_missing_is_not_taken_for_one(tmp_path: Path) -> None:
     item = table_1(tmp_path)
     (tmp_path / item.columns[0].spec("fast").with_seed(1).id / "scores.json").unlink()
-    assert "1 runs are missing" in str(centers.tell(item, case(tmp_path)).section.blocks[0])
+    assert "1 runs are missing" in str(centers.report_on(item, case(tmp_path)).section.blocks[0])
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ def comparison(out: Path) -> ComparisonItem:
     library = Library(out)
     while missing := [s for s in item.wanted("fast", range(2), library) if not library.has(s)]:
         for spec in missing:
-            name, rate = spec.algorithm.name, spec.local.settings["lr"]
+            name, rate = spec.algorithm.name, spec.solver.settings["lr"]
             error = {"fedsoft": 10.0, "ifca": 20.0 if rate == 0.005 else 5.0}.get(name, 40.0)
             table = [] if name == "local" else [[error, error + 1], [error + 2, error]]
             extra = {"centers": None, "best": None} if name == "local" else {}
@@ -298,14 +302,14 @@ def test_runs_come_in_waves_and_tuned_ones_do_the_work_of_fedsoft(tmp_path: Path
     assert sum(e.count for e in item.forecast("fast", range(2))) == len(every)
     tuned = item.tuned_spec("10:90", "ifca", "fast", library, 0)
     assert tuned is not None
-    assert (tuned.local.settings["lr"], tuned.work) == (0.01, 1000)
+    assert (tuned.solver.settings["lr"], tuned.work) == (0.01, 1000)
     soft = item.tuned_spec("10:90", "fedsoft", "fast", library, 0)
     assert soft is not None
-    assert soft.local.settings["lr"] == 0.005
+    assert soft.solver.settings["lr"] == 0.005
 
 
 def test_the_text_says_when_the_order_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsoft.paper.comparisons._mixed", lambda library, run: 1.0)
+    monkeypatch.setattr("fedsoft.paper.methods._mixed", lambda library, run: 1.0)
     told = section_of(comparison(tmp_path), case(tmp_path, 2))
     assert told.ruling is None  # nothing is published
     centers_text = next(text for text in told.findings if "Best centers" in text)
@@ -358,7 +362,7 @@ def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command(tmp_path: Path) -> None:
     done = command(tmp_path, "run", "fig1", "--seeds", "2", "-j", "2")
     assert done.returncode == 0, done.stderr
-    assert "2 runs are there" in done.stdout
+    assert "2 runs are saved" in done.stdout
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("scores.json")}
     assert command(tmp_path, "run", "fig1", "--seeds", "2").returncode == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("scores.json")} == times

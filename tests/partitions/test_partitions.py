@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import fedsoft as fs
+from fedsoft.core.partition import as_partition, parse_partition
 from fedsoft.errors import InputError
-from fedsoft.plugins import as_partition, names, parse_partition
+from fedsoft.plugins import names
 
 
 def mixture(partition: str, clients: int, sources: int, seed: int = 0) -> np.ndarray:

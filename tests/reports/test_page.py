@@ -13,10 +13,11 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsoft.reports.cells import column, count, measured
+from fedsoft.reports.cells import column, measured
+from fedsoft.reports.numbers import count
 from fedsoft.reports.page import (
     Axis,
     Cell,
@@ -34,7 +35,7 @@ from fedsoft.reports.page import (
     markdown,
     pictures,
 )
-from fedsoft.reports.page.scales import Scale, even_ticks, fitted, log_ticks, tick_labels
+from fedsoft.reports.page.scales import SMALLEST, Scale, even_ticks, fitted, log_ticks, tick_labels
 from fedsoft.reports.page.svg import apart, drawings
 from tests.pages import EVIL, ONE, TWO, page, table
 
@@ -117,6 +118,12 @@ def test_any_name_leaves_the_page_as_it_is(word: str) -> None:
     assert len(read.all("script")) == 2
     assert len(read.all("td")) == 8 + 2 * 4  # of the table, and of the list of runs
     assert word.replace("\0", "") in read.text or not word.strip()
+
+
+def test_no_control_character_stands_in_a_page() -> None:
+    for text in (html(page("a\x1b[31m\x07b\x9bc")), *pictures(page("a\x1b[31m\x07b")).values()):
+        assert not any(ord(c) < 32 and c not in "\n\t" for c in text)
+        assert "\x9b" not in text
 
 
 def test_numbers_lead_to_their_runs() -> None:
@@ -272,7 +279,7 @@ def test_a_column_has_the_same_digits_and_one_best() -> None:
     assert [cell.text for cell in cells] == ["2.00 ± 1.41", "10.00", "-", "0.50"]
     assert [cell.best for cell in cells] == [True, False, False, False]  # the last only stands by
     assert cells[0].value == 2.0
-    assert cells[0].deviation == pytest.approx(math.sqrt(2))
+    assert cells[0].std == pytest.approx(math.sqrt(2))
     assert column([[0.5], [0.875]], [(), ()], "accuracy", True)[1] == Cell("87.5", 0.875, best=True)
 
 
@@ -369,12 +376,16 @@ def test_log_ticks_lie_inside_and_rise(exponent: float, span: float) -> None:
     assert len(ticks) <= 9
 
 
+@example([5e-324], True)
+@example([5e-324], False)
+@example([1e-300, 5e-324], True)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.booleans())
 def test_a_fitted_scale_shows_all_it_can(values: list[float], log: bool) -> None:
     scale = fitted(values, 10, 110, log=log)
     for value in values:
         place = scale(value)
-        assert (log and value <= 0 and math.isnan(place)) or 10 <= place <= 110
+        assert (log and value < SMALLEST and math.isnan(place)) or 10 <= place <= 110
+    assert scale.ticks(5) == sorted(scale.ticks(5))
 
 
 def test_a_logarithmic_scale_is_one() -> None:

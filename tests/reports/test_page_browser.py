@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedsoft.reports.material import read
 from fedsoft.reports.page import csv as to_csv
 from fedsoft.reports.page import html
-from fedsoft.reports.runpage import run_page
+from fedsoft.reports.run_loader import read
+from fedsoft.reports.run_page import run_page
 from tests.pages import EVIL, ONE, page
 from tests.reports.test_page_runs import run
 
@@ -113,6 +113,7 @@ def test_it_fits_draws_and_says_nothing(show: Open, name: str, theme: str, width
     assert background == ("rgb(255, 255, 255)" if theme == "light" else "rgb(20, 22, 26)")
 
 
+@pytest.mark.smoke
 def test_names_from_data_are_inert(show: Open) -> None:
     tab = show("all")
     assert tab.evaluate("document.images.length") == 0

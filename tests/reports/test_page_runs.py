@@ -15,23 +15,25 @@ import pytest
 
 from fedsoft.cli import main
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.reports import comparison as comparison_files
 from fedsoft.reports.clients import clients_of
-from fedsoft.reports.material import read
+from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.reports.page import Figure, Page, Table, Text, Verdict
-from fedsoft.reports.webpage import page_of, report
+from fedsoft.reports.run_loader import read
+from fedsoft.reports.web_page import page_of, report
 from fedsoft.runs import spec
-from fedsoft.runs.disk import write_folder
-from fedsoft.runs.execution import execute, load, place
-from fedsoft.runs.stage import Stage
+from fedsoft.runs.execute import execute, load, place
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.storage.atomic import write_folder
 from fedsoft.studies.compare import compare
+from fedsoft.studies.process_pool import ProcessPool
 
 SMALL = ["clients=10", "points=[8, 20]", "K=4", "epochs=1", "test_points=20", "rounds=3"]
 
 
 def run(root: Path, *changes: str, preset: str = "synthetic-10-90", seed: int = 0) -> Path:
     wanted = spec.read(preset, [*SMALL, *changes]).with_seed(seed)
-    folder, finished = execute(wanted, place(wanted, root), Stage())
+    folder, finished = execute(wanted, place(wanted, root), RunOptions())
     assert finished
     return folder.path
 
@@ -96,11 +98,11 @@ def test_convergence_is_the_log_in_the_form_of_the_papers_figure(runs: Path) -> 
     assert [panel.title for panel in figure.panels] == [
         "Source θ0", "Source θ1", "Clients with mostly θ0", "Clients with mostly θ1"
     ]  # fmt: skip
-    log = [json.loads(line) for line in (Path(name) / "rounds.jsonl").read_text().splitlines()]
+    log = RunFolder(Path(name)).records()
     for j in (0, 1):
         for s in (0, 1):
-            assert figure.panels[j].series[s].y == [record["centers"][s][j] for record in log]
-            assert figure.panels[2 + j].series[s].y == [record["weights"][j][s] for record in log]
+            assert figure.panels[j].series[s].y == [record.centers[s][j] for record in log]
+            assert figure.panels[2 + j].series[s].y == [record.weights[j][s] for record in log]
     assert figure.panels[0].series[0].x == [1, 2, 3]
     assert figure.panels[0].levels[0].at == scores(name)["oracle"][0]
 
@@ -155,11 +157,11 @@ def test_seeds_become_means_and_deviations_of_matched_centers(runs: Path) -> Non
             values = [s["centers"][s["alignment"].index(source)][j] for s in saved]
             cell = table.rows[j][1 + source]
             assert cell.value == pytest.approx(statistics.mean(values))
-            assert cell.deviation == pytest.approx(statistics.stdev(values))
+            assert cell.std == pytest.approx(statistics.stdev(values))
             assert {ref.seed for ref in cell.runs} == {0, 1, 2}
     figure = blocks(found, Figure)["convergence-figure"]
-    last = [json.loads((Path(name) / "rounds.jsonl").read_text().splitlines()[-1]) for name in names]
-    values = [r["centers"][s["alignment"].index(0)][1] for r, s in zip(last, saved, strict=True)]
+    last = [RunFolder(Path(name)).records()[-1] for name in names]
+    values = [r.centers[s["alignment"].index(0)][1] for r, s in zip(last, saved, strict=True)]
     assert figure.panels[1].series[0].y[-1] == pytest.approx(statistics.mean(values))
     assert figure.panels[1].series[0].high[-1] == pytest.approx(statistics.mean(values) + statistics.stdev(values))
     by_seed = blocks(found, Table)["best-table"]
@@ -184,31 +186,30 @@ def test_different_settings_are_set_side_by_side_under_what_tells_them_apart(run
 @pytest.mark.engine
 def test_a_comparison_is_found_by_its_folder(tmp_path: Path) -> None:
     base = spec.read("synthetic-10-90", SMALL)
-    made = compare(base, "fedsoft,fedavg,ifca(lr=0.5)", [0, 1], tmp_path, budget="work", jobs=2, device="cpu",
-                   on_progress=lambda now: None)  # fmt: skip
+    made = compare(base, "fedsoft,fedavg,ifca(lr=0.5)", [0, 1], ProcessPool(tmp_path, 2), budget="work")
     assert made is not None
-    write_folder(tmp_path / made.name, {"comparison.csv": comparison_files.to_csv(made).encode()})
+    write_folder(tmp_path / made.name, {"comparison.csv": ComparisonReport.of(made).csv().encode()})
     found = page(tmp_path, "compare")
     assert found == page(tmp_path, str(tmp_path / made.name)) == page(tmp_path, made.name)
     table = blocks(found, Table)["methods-table"]
     assert [row[0].text for row in table.rows] == ["fedsoft", "fedavg", "ifca(lr=0.5)", "oracle", "noise floor"]
-    rows = comparison_files.rows(made)
+    rows = ComparisonReport.of(made).rows
     heads = [column.title for column in table.columns]
     for row, expected in zip(table.rows, rows, strict=False):
-        assert row[1].value == pytest.approx(statistics.mean(b[0] for b in expected["best_center"]))
+        assert row[1].value == pytest.approx(statistics.mean(b[0] for b in expected.best_center or []))
         cell = row[heads.index("personal, held out")]
-        assert cell.value == pytest.approx(statistics.mean(expected["personal_held_out"]))
-        assert cell.deviation == pytest.approx(statistics.stdev(expected["personal_held_out"]))
+        assert cell.value == pytest.approx(statistics.mean(v for v in expected.personal_held_out if v is not None))
+        assert cell.std == pytest.approx(statistics.stdev(v for v in expected.personal_held_out if v is not None))
     best = min(table.rows[:3], key=lambda row: row[1].value)
     assert [row[1].best for row in table.rows] == [row is best for row in table.rows]
     courses = blocks(found, Figure)["courses"]
     work, traffic = courses.panels
     cost = blocks(found, Table)["cost-table"]
     for series, expected in zip(work.series, rows, strict=True):
-        assert series.x[-1] <= statistics.mean(expected["gradients_per_client"]) + 1e-9
+        assert series.x[-1] <= statistics.mean(expected.gradients_per_client) + 1e-9
         assert series.y[-1] > 0
     assert traffic.x.label.startswith("bytes")
-    assert cost.rows[0][3].value == pytest.approx(statistics.mean(rows[0]["gradients_per_client"]))
+    assert cost.rows[0][3].value == pytest.approx(statistics.mean(rows[0].gradients_per_client))
     assert any("gradients" in row[1].text and row[0].text == "budget" for row in blocks(found, Table)["facts"].rows)
     (tmp_path / made.name / "comparison.csv").write_text("algorithm,seed\nx,1\n")
     with pytest.raises(FedsoftError, match="is damaged"):
@@ -229,10 +230,10 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         np.savez(tmp_path / "hospitals" / f"{name}.npz", x=x, outcome=(x.sum(1) > 0).astype(int))
     (tmp_path / "own.toml").write_text(
         'rounds = 2\nalgorithm = { name = "fedsoft", S = 2, K = 2 }\nmodel = { name = "mlp", hidden = [4] }\n'
-        'dataset = { name = "folder", path = "hospitals", label = "outcome" }\nlocal = { name = "sgd", epochs = 1 }\n'
+        'dataset = { name = "folder", path = "hospitals", label = "outcome" }\nsolver = { name = "sgd", epochs = 1 }\n'
     )
     wanted = spec.read("own.toml")
-    execute(wanted, place(wanted, tmp_path / "runs"), Stage())
+    execute(wanted, place(wanted, tmp_path / "runs"), RunOptions())
     return tmp_path
 
 
@@ -260,8 +261,14 @@ def test_names_of_clients_are_escaped(hospitals: Path) -> None:
     assert "<script" not in (hospitals / "report.md").read_text("utf-8")
 
 
-def test_without_its_data_a_run_is_reported_without_single_clients(hospitals: Path) -> None:
+def test_a_run_is_reported_alike_without_its_data(hospitals: Path) -> None:
+    with_data = page(hospitals / "runs", "own")
     shutil.rmtree(hospitals / "hospitals")
+    assert repr(page(hospitals / "runs", "own")) == repr(with_data)
+
+
+def test_without_its_outcome_a_run_is_reported_without_single_clients(hospitals: Path) -> None:
+    (next((hospitals / "runs").glob("own*")) / "outcome.json").unlink()
     found = page(hospitals / "runs", "own")
     texts = [b.text for section in found.sections for b in section.blocks if isinstance(b, Text)]
     assert sum("Nothing is shown for single clients" in text for text in texts) == 2

@@ -20,12 +20,13 @@ import fedsoft as fs
 from fedsoft.cli import app
 from fedsoft.errors import FedsoftError, InputError, StoreError
 from fedsoft.runs import spec
-from fedsoft.runs.execution import execute
-from fedsoft.runs.folder import RunFolder
-from fedsoft.runs.stage import Stage
-from tests.runs.test_execution import assert_same, folder_spec, write_clients
+from fedsoft.runs.execute import execute
+from fedsoft.runs.folder import Checkpoint, RunFolder
+from fedsoft.runs.run_options import RunOptions
+from tests import helpers
+from tests.runs.test_execute import assert_same, folder_spec, write_clients
 
-SMALL = ["clients=4", "points=[6, 9]", "K=2", "epochs=1", "test_points=10", "dimension=3", "rounds=5", "local.name=sgd"]
+SMALL = [*helpers.SMALL, "rounds=5"]
 FILES = (
     "spec.toml",
     "run.json",
@@ -44,14 +45,14 @@ def chosen() -> spec.RunSpec:
 def every_round() -> Any:
     """Saves after every round, however slow the disk is."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("fedsoft.runs.execution.SAVING_SHARE", float("inf"))
+    patch.setattr("fedsoft.runs.execute.SAVING_SHARE", float("inf"))
     yield
     patch.undo()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, every_round: None) -> RunFolder:
-    return execute(chosen(), tmp_path_factory.mktemp("whole") / "run", Stage(workers=1, keep=2))[0]
+    return execute(chosen(), tmp_path_factory.mktemp("whole") / "run", RunOptions(workers=1, keep=2))[0]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, every_round: None) -> RunF
     """After round 4 of 5, with the states of rounds 2, 3 and 4."""
     stops = iter([False] * 3 + [True])
     folder, finished = execute(
-        chosen(), tmp_path_factory.mktemp("stopped") / "run", Stage(workers=1, keep=2, told_to_stop=lambda: next(stops))
+        chosen(),
+        tmp_path_factory.mktemp("stopped") / "run",
+        RunOptions(workers=1, keep=2, should_stop=lambda: next(stops)),
     )
     assert not finished
     return folder
@@ -70,15 +73,20 @@ def copy(stopped: RunFolder, tmp_path: Path) -> RunFolder:
     return RunFolder(Path(shutil.copytree(stopped.path, tmp_path / "copy")))
 
 
+def tensors(point: Checkpoint) -> dict[str, torch.Tensor]:
+    return {f"state/{name}": value for name, value in point.state.tensors().items()} | {
+        f"clients/{name}": value for name, value in point.client_states.items()
+    }
+
+
 def seen(folder: RunFolder) -> dict[str, Any]:
-    """All that a run is taken up from."""
+    """All that a run is resumed from."""
     RunFolder.open(folder.path)
     found = folder.last_good()
     assert found.point is not None
-    tensors = {f"{where}/{name}": part[name] for where in ("state", "memory")
-               for part in (getattr(found.point, where),) for name in part}  # fmt: skip
-    return {"spec": folder.spec().hash, "hash": folder.info["hash"], "rounds": found.point.rounds, "tensors": tensors,
-            "said": found.said, "records": folder._log()[0][: found.point.rounds]}  # fmt: skip
+    return {"spec": folder.spec().hash, "hash": folder.info.hash, "rounds": found.point.rounds,
+            "tensors": tensors(found.point), "said": found.said,
+            "records": folder.log.read()[0][: found.point.rounds]}  # fmt: skip
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -109,8 +117,7 @@ def test_a_wrong_bit_anywhere_is_found_or_harmless(stopped: RunFolder, copy: Run
         assert point is not None
         assert now["hash"] == whole["hash"] == now["spec"]
         assert now["records"] == log[: now["rounds"]]
-        assert same(now, {"tensors": {f"state/{k}": v for k, v in point.state.items()}
-                                     | {f"memory/{k}": v for k, v in point.memory.items()}})  # fmt: skip
+        assert same(now, {"tensors": tensors(point)})
         assert (now["rounds"] == 4) or now["said"].endswith(f"going on from round {now['rounds']}, the last good one")
         found += bool(now["said"])
     if name == "state.safetensors":
@@ -136,11 +143,11 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_run_ends_in_the_same_bits_or_is_refused(
     copy: RunFolder, whole: RunFolder, name: str, damage: str
 ) -> None:
-    path, told = copy.path / name, []
+    path, notes = copy.path / name, []
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     refused = ""
     try:
-        execute(chosen(), copy.path, Stage(workers=1, say=told.append))
+        execute(chosen(), copy.path, RunOptions(workers=1, say=notes.append))
     except StoreError as error:
         refused = str(error)
     if refused:
@@ -152,9 +159,9 @@ def test_a_damaged_run_ends_in_the_same_bits_or_is_refused(
     assert_same(folder, whole)
     assert (folder.path / "state-4.safetensors").read_bytes() == (whole.path / "state-4.safetensors").read_bytes()
     if name == "state.safetensors":  # the state of round 4 was kept, too
-        assert len(told) == 1
-        assert "state.safetensors' is damaged" in told[0]
-        assert "going on from round 4, the last good one" in told[0]
+        assert len(notes) == 1
+        assert "state.safetensors' is damaged" in notes[0]
+        assert "going on from round 4, the last good one" in notes[0]
         assert (copy.path / "damaged-state.safetensors").exists()
 
 
@@ -170,21 +177,21 @@ def test_the_last_good_state_is_used_whichever_that_is(copy: RunFolder, whole: R
         assert found.point.rounds == left
         said.append(found.said)
     assert len(set(said)) == 3
-    folder, _ = execute(chosen(), copy.path, Stage(workers=1, say=said.append))
+    folder, _ = execute(chosen(), copy.path, RunOptions(workers=1, say=said.append))
     assert len(said) == 4
     assert_same(folder, whole)
     for path in copy.path.glob("*.safetensors"):
         path.write_bytes(b"")
     (copy.path / "scores.json").unlink()
     with pytest.raises(StoreError, match="no good state of an earlier round is kept: run it anew with --again"):
-        execute(chosen(), copy.path, Stage(workers=1))
+        execute(chosen(), copy.path, RunOptions(workers=1))
 
 
 def test_a_line_of_the_log_that_is_damaged_takes_an_older_state(copy: RunFolder, whole: RunFolder) -> None:
     log = copy.path / "rounds.jsonl"
     lines, said = log.read_bytes().split(b"\n"), []
     log.write_bytes(b"\n".join([*lines[:2], lines[2].replace(b'"round"', b'"ruond"'), *lines[3:]]))
-    folder, _ = execute(chosen(), copy.path, Stage(workers=1, say=said.append))
+    folder, _ = execute(chosen(), copy.path, RunOptions(workers=1, say=said.append))
     assert "is damaged in line 3: going on from round 2" in said[0]
     assert_same(folder, whole)
 
@@ -194,7 +201,7 @@ def test_what_was_never_synced_is_no_damage(copy: RunFolder, whole: RunFolder) -
         file.write(b"\0" * 300 + b"\n")
     assert len(copy.records()) == 4
     assert copy.last_good().said == ""
-    folder, _ = execute(chosen(), copy.path, Stage(workers=1))
+    folder, _ = execute(chosen(), copy.path, RunOptions(workers=1))
     assert_same(folder, whole)
 
 
@@ -243,7 +250,7 @@ def test_a_finished_run_whose_state_is_damaged_is_refused_by_readers_and_mended_
     (folder.path / "scores.json").write_text("{")
     code, said = fedsoft("resume", str(folder.path))
     assert code == 0, said
-    assert "made anew from the saved state" in said
+    assert "computed again from the saved state" in said
     assert_same(folder, whole)
 
 
@@ -266,14 +273,14 @@ def test_ls_and_show_answer_for_damaged_folders(stopped: RunFolder, tmp_path: Pa
 
 
 def test_kept_rounds_are_those_of_the_run(whole: RunFolder, tmp_path: Path) -> None:
-    plain, _ = execute(chosen(), tmp_path / "plain", Stage(workers=1))
+    plain, _ = execute(chosen(), tmp_path / "plain", RunOptions(workers=1))
     assert_same(plain, whole)  # keeping changes nothing
-    assert plain.info["hash"] == whole.info["hash"]
+    assert plain.info.hash == whole.info.hash
     assert (whole.kept, plain.kept) == ([2, 4], [])
-    short, _ = execute(spec.read("synthetic-10-90", [*SMALL, "rounds=2"]), tmp_path / "short", Stage(workers=1))
+    short, _ = execute(spec.read("synthetic-10-90", [*SMALL, "rounds=2"]), tmp_path / "short", RunOptions(workers=1))
     kept, other = fs.load(whole.path, round=2), fs.load(short.path)
     assert kept.rounds == len(kept.history) == 2
-    assert torch.equal(kept.state["centers"], other.state["centers"])
+    assert torch.equal(kept.state.centers, other.state.centers)
     assert torch.equal(kept.personal(1)["weight"], other.personal(1)["weight"])
     assert fs.load(whole.path, round=5).rounds == 5
     with pytest.raises(InputError, match=r"round = 3 of run .* is not there: should be one of 2, 4, 5"):
@@ -293,11 +300,11 @@ def test_the_command_keeps_and_shows_rounds(tmp_path: Path) -> None:
 def test_a_run_goes_on_keeping(tmp_path: Path) -> None:
     """What was asked for at the beginning holds for who takes the run up."""
     stops = iter([True])
-    execute(chosen(), tmp_path / "run", Stage(workers=1, keep=2, told_to_stop=lambda: next(stops)))
-    folder, _ = execute(chosen(), tmp_path / "run", Stage(workers=1))
+    execute(chosen(), tmp_path / "run", RunOptions(workers=1, keep=2, should_stop=lambda: next(stops)))
+    folder, _ = execute(chosen(), tmp_path / "run", RunOptions(workers=1))
     assert folder.kept == [2, 4]
     with pytest.raises(InputError, match="keep = 0"):
-        execute(chosen(), tmp_path / "other", Stage(keep=0))
+        execute(chosen(), tmp_path / "other", RunOptions(keep=0))
 
 
 # --- other places and other processes ---------------------------------------------------------------------------------
@@ -311,31 +318,34 @@ def test_a_copied_folder_goes_on_at_another_place(stopped: RunFolder, whole: Run
         if file.name != "lock":
             (path / file.name).write_bytes(file.read_bytes())
             os.utime(path / file.name, (1, 1))
-    folder, finished = execute(chosen(), path, Stage(workers=1))
+    folder, finished = execute(chosen(), path, RunOptions(workers=1))
     assert finished
     assert_same(folder, whole)
 
 
-def test_a_run_whose_data_is_elsewhere_now_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_data_is_elsewhere_now_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_clients(tmp_path / "data", 0)
     stops = iter([True])
-    execute(folder_spec(tmp_path / "data"), tmp_path / "run", Stage(told_to_stop=lambda: next(stops)))
+    execute(folder_spec(tmp_path / "data"), tmp_path / "run", RunOptions(should_stop=lambda: next(stops)))
     (tmp_path / "data").rename(tmp_path / "moved")
     code, said = fedsoft("resume", str(tmp_path / "run"))
     assert code == 2
     assert "does not exist (--data PATH tells where it is now)" in said
     with pytest.raises(InputError, match=r"does not exist \(data=\.\.\. tells where it is now\)"):
-        fs.load(tmp_path / "run")
-    code, said = fedsoft("predict", str(tmp_path / "run"), "--center", "0", "--data", str(tmp_path / "moved" / "a.npz"))
+        fs.load(tmp_path / "run", data=True)
+    points = ("--data", str(tmp_path / "moved" / "a.npz"))
+    code, said = fedsoft("predict", str(tmp_path / "run"), "--center", "0", *points)
+    assert code == 0, said
+    code, said = fedsoft("adopt", str(tmp_path / "run"), *points)
     assert code == 2
-    assert "does not exist: put it back" in said
+    assert "does not exist: put it back, or finish the run" in said
     code, said = fedsoft("resume", str(tmp_path / "run"), "--data", str(tmp_path / "moved"))
     assert code == 0, said
-    whole, _ = execute(folder_spec(tmp_path / "moved"), tmp_path / "whole", Stage())
+    whole, _ = execute(folder_spec(tmp_path / "moved"), tmp_path / "whole", RunOptions())
     one, other = RunFolder(tmp_path / "run").checkpoint(), whole.checkpoint()
     assert one is not None
     assert other is not None
-    assert torch.equal(one.state["centers"], other.state["centers"])
+    assert torch.equal(one.state.centers, other.state.centers)
     assert fs.load(tmp_path / "run", data=tmp_path / "moved").rounds == 3
     write_clients(tmp_path / "moved", 1)
     with pytest.raises(StoreError, match="the data has changed"):
@@ -343,11 +353,11 @@ def test_a_run_whose_data_is_elsewhere_now_is_told_so(tmp_path: Path, monkeypatc
     (tmp_path / "moved" / "a.npz").write_bytes(b"nothing")
     with pytest.raises(
         InputError, match=r"not an \.npz archive"
-    ) as told:  # the files are there: no word about other places
+    ) as caught:  # the files are there: no word about other places
         fs.load(tmp_path / "run", data=tmp_path / "moved")
-    assert "where it is now" not in str(told.value)
+    assert "where it is now" not in str(caught.value)
     with pytest.raises(InputError, match="reads no files"):
-        fs.load(execute(chosen(), tmp_path / "plain", Stage())[0].path, data=tmp_path)
+        fs.load(execute(chosen(), tmp_path / "plain", RunOptions())[0].path, data=tmp_path)
 
 
 def test_a_relative_path_is_found_from_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,30 +376,30 @@ def test_a_second_process_is_refused_and_a_killed_one_lets_go(tmp_path: Path, wh
 import sys
 from pathlib import Path
 from fedsoft.runs import spec
-from fedsoft.runs.stage import Stage
-from fedsoft.runs.execution import execute
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.runs.execute import execute
 
 def wait(record):
-    print("in round", record["round"], flush=True)
+    print("in round", record.round, flush=True)
     sys.stdin.read()
 
-execute(spec.read("synthetic-10-90", {SMALL!r}), Path({str(tmp_path / "run")!r}), Stage(on_round=wait, keep=2))
+execute(spec.read("synthetic-10-90", {SMALL!r}), Path({str(tmp_path / "run")!r}), RunOptions(on_round=wait, keep=2))
 """
     first = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )  # fmt: skip
     try:
         assert first.stdout is not None
-        assert first.stdout.readline() == "in round 0\n"
+        assert first.stdout.readline() == "in round 1\n"
         before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-        told, refused = fedsoft("resume", str(tmp_path / "run"))
-        assert told == 2
+        code, refused = fedsoft("resume", str(tmp_path / "run"))
+        assert code == 2
         assert "is being worked on by another process: wait for it, or stop it first" in refused
         assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     finally:
         first.send_signal(signal.SIGKILL)
         first.communicate()
-    folder, _ = execute(chosen(), tmp_path / "run", Stage(workers=1))
+    folder, _ = execute(chosen(), tmp_path / "run", RunOptions(workers=1))
     assert_same(folder, whole)
 
 
@@ -409,7 +419,7 @@ def test_a_folder_that_may_only_be_read(whole: RunFolder, tmp_path: Path) -> Non
         place.chmod(0o555)
     try:
         assert fedsoft("show", str(path))[0] == 0
-        assert np.isfinite(fs.load(path).state["centers"].numpy()).all()
+        assert np.isfinite(fs.load(path).state.centers.numpy()).all()
         code, said = fedsoft("run", "synthetic-10-90", "--rounds", "1", "--out", str(path.parent))
         assert code == 2
         assert "make the folder writable, or choose another one with --out" in said

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from fedsoft.errors import InputError
 from fedsoft.runs import spec
+from fedsoft.runs.presets import presets
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.compare import entries
 
 
 def test_every_preset_reads_and_says_what_it_is_about() -> None:
-    assert "synthetic-10-90" in spec.presets()
-    for name, preset in spec.presets().items():
+    assert "synthetic-10-90" in presets()
+    for name, preset in presets().items():
         assert preset.about, name
         assert spec.read(name).rounds > 0
 
@@ -23,7 +24,7 @@ def test_every_preset_reads_and_says_what_it_is_about() -> None:
 def test_defaults_are_written_out() -> None:
     """A later version with other defaults must still run what was meant."""
     text = tomllib.loads(spec.read("synthetic-10-90").to_toml())
-    assert text["local"]["beta2"] == 0.999
+    assert text["solver"]["beta2"] == 0.999
     assert text["algorithm"]["replacement"] is False
 
 
@@ -34,7 +35,7 @@ def test_a_spec_survives_the_way_through_toml() -> None:
     assert second.hash == first.hash
 
 
-@pytest.mark.parametrize("change", ["lam=0.5", "seed=1", "rounds=3", "partition=30:70", "local.lr=0.1", "dropout=0.5",
+@pytest.mark.parametrize("change", ["lam=0.5", "seed=1", "rounds=3", "partition=30:70", "solver.lr=0.1", "dropout=0.5",
                                     "score_every=2", "source=0"])  # fmt: skip
 def test_the_hash_changes_with_every_setting(change: str) -> None:
     assert spec.read("synthetic-10-90", [change]).hash != spec.read("synthetic-10-90").hash
@@ -48,23 +49,23 @@ def test_the_hash_does_not_change_with_how_it_is_written(change: str) -> None:
 
 def test_a_short_key_finds_its_part() -> None:
     assert spec.read("synthetic-10-90", ["lam=0.25"]).algorithm.settings["lam"] == 0.25
-    assert spec.read("synthetic-10-90", ["lr=0.25"]).local.settings["lr"] == 0.25
+    assert spec.read("synthetic-10-90", ["lr=0.25"]).solver.settings["lr"] == 0.25
     assert spec.read("synthetic-10-90", ["noise=2"]).dataset.settings["noise"] == 2.0
 
 
 def test_another_name_drops_the_settings_of_the_old_one() -> None:
-    changed = spec.read("synthetic-10-90", ["local=sgd", "local.momentum=0.9"])
-    assert changed.local.name == "sgd"
-    assert changed.local.settings["momentum"] == 0.9
-    assert "beta1" not in changed.local.settings
+    changed = spec.read("synthetic-10-90", ["solver=sgd", "solver.momentum=0.9"])
+    assert changed.solver.name == "sgd"
+    assert changed.solver.settings["momentum"] == 0.9
+    assert "beta1" not in changed.solver.settings
 
 
 def test_the_order_of_changes_does_not_matter() -> None:
-    one = spec.read("synthetic-10-90", ["K=10", "lr=0.1", "algorithm=fedavg", "local=sgd"])
-    other = spec.read("synthetic-10-90", ["algorithm=fedavg", "local=sgd", "K=10", "lr=0.1"])
+    one = spec.read("synthetic-10-90", ["K=10", "lr=0.1", "algorithm=fedavg", "solver=sgd"])
+    other = spec.read("synthetic-10-90", ["algorithm=fedavg", "solver=sgd", "K=10", "lr=0.1"])
     assert one.hash == other.hash
     assert one.algorithm.settings["K"] == 10
-    assert one.local.settings["lr"] == 0.1
+    assert one.solver.settings["lr"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -73,29 +74,32 @@ def test_the_order_of_changes_does_not_matter() -> None:
         ("partition.name=5", "should be a name"),
         ("lamb=2", "did you mean 'lam'"),
         ("algorithm.lm=2", "did you mean 'lam'"),
-        ("lam=-1", "algorithm.lam = -1 is not allowed: should be greater than or equal to 0"),
+        ("lam=-1", "algorithm.lam = -1 is not allowed: should be at least 0"),
         ("lam=nan", "finite"),
         ("algorithm.S=0", "algorithm.S = 0"),
-        ("K=none", "algorithm.K = 'none' is not allowed: should be a valid integer or 'all'"),
-        ("local.lr=0", "local.lr = 0"),
+        ("K=none", "algorithm.K = 'none' is not allowed: should be a whole number or 'all'"),
+        ("solver.lr=0", "solver.lr = 0"),
         ("privacy.counts=-1", "privacy.counts = -1"),
         ("privacy.count=1", "unknown setting of privacy 'count': did you mean 'counts'?"),
         ("model.name=module", "model.factory is missing: 'module' needs a value for it"),
         ("K=true", "true or false"),
         ("S=3", "algorithm.S or dataset.S"),
-        ("local=adm", "did you mean 'adam'"),
+        ("solver=adm", "did you mean 'adam'"),
         ("algorithm=fedsof", "did you mean 'fedsoft'"),
         ("model=liner", "did you mean 'linear'"),
         ("partition=10:9x", "unknown partition '10:9x'"),
         ("partition=dirichlet(1,2)", "takes 1"),
-        ("partition=dirichlet(-1)", "greater than 0"),
+        ("partition=dirichlet(-1)", "above 0"),
         ("points=[1,2,3]", "dataset.points"),
         ("dataset.seed=3", "set 'seed' of the run"),
         ("rounds=-2", "rounds = -2"),
         ("rounds=1.5", "whole number"),
-        ("seed=-1", "seed = -1"),
-        ("dtype=float16", "float32, float64"),
-        ("dropout=2", "from 0 to 1"),
+        ("seed=-1", "seed = -1 is not allowed: should be at least 0"),
+        ("dtype=float16", "dtype = 'float16' is not allowed: should be 'float32' or 'float64'"),
+        ("dropout=2", "dropout = 2 is not allowed: should be at most 1"),
+        ("guard=0.5", "guard = 0.5 is not allowed: should be at least 1, or 0 for none"),
+        ("seed=true", "seed = true is not allowed: should be a whole number"),
+        ("diverged=go", "should be 'stop' or 'drop'"),
         ("nonsense", "key=value"),
         ("foo.bar=1", "unknown key"),
         ("model.bias=[1]", "model.bias"),
@@ -113,7 +117,7 @@ def test_a_bad_change_is_named_in_one_sentence(change: str, words: str) -> None:
     [
         ("rounds = ", "not valid TOML"),
         ('round = 3\nalgorithm = "fedsoft"', "did you mean 'rounds'"),
-        ('algorithm = "fedsoft"\nmodel = "linear"', "no [dataset]"),
+        ('algorithm = "fedsoft"\nmodel = "linear"', 'dataset is missing: give it a name, for instance dataset = "c'),
         ('algorithm = 3\nmodel = "linear"\ndataset = "synthetic"', "should be a name or a table"),
         (
             'algorithm = "fedsoft"\nmodel = "linear"\npartition = "10:90"\n[dataset]\nname = "folder"\npath = "x"',
@@ -154,7 +158,7 @@ partition = "10:90"
 dataset = { name = "synthetic", clients = 30 }
 algorithm = { name = "fedsoft", S = 2 }
 model = "linear"
-local = { name = "adam", lr = 1e-3, batch = 7 }
+solver = { name = "adam", lr = 1e-3, batch = 7 }
 
 [fast]
 about = "a tenth of the rounds"
@@ -162,7 +166,7 @@ rounds = 10
 partition = "30:70"
 dataset = { clients = 20 }
 model = { bias = true }
-local = { name = "sgd", lr = 0.1 }
+solver = { name = "sgd", lr = 0.1 }
 """
 
 
@@ -179,9 +183,9 @@ def test_the_fast_variant_changes_what_its_table_names(own: str) -> None:
     assert fast.partition.settings == {"a": 0.3, "b": 0.7} or fast.partition.settings == {"a": 30.0, "b": 70.0}
     assert fast.dataset.settings == whole.dataset.settings | {"clients": 20}
     assert fast.model.settings["bias"] is True
-    assert fast.local.name == "sgd"
-    assert "beta1" not in fast.local.settings  # another name drops the settings of the old one
-    assert fast.local.settings["batch"] != 7
+    assert fast.solver.name == "sgd"
+    assert "beta1" not in fast.solver.settings  # another name drops the settings of the old one
+    assert fast.solver.settings["batch"] != 7
     assert fast.algorithm == whole.algorithm
 
 
@@ -200,7 +204,7 @@ def test_the_fast_variant_is_labelled_everywhere(own: str) -> None:
 
 def test_changes_are_made_to_the_fast_variant(own: str) -> None:
     assert spec.read(own, ["rounds=3", "lr=0.5"], fast=True).rounds == 3
-    assert spec.read(own, ["lr=0.5"], fast=True).local.settings["lr"] == 0.5
+    assert spec.read(own, ["lr=0.5"], fast=True).solver.settings["lr"] == 0.5
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -220,7 +224,7 @@ def test_what_has_no_fast_variant_says_so(tmp_path: Path, fast: bool) -> None:
     [
         ("fast = 3", "fast = 3 is not allowed: should be a table of changes"),
         ("[fast]\nround = 3", "unknown key of a run 'round': did you mean 'rounds'"),
-        ("[fast.local]\nspeed = 3", "unknown setting of adam 'speed'"),
+        ("[fast.solver]\nspeed = 3", "unknown setting of adam 'speed'"),
     ],
 )
 def test_a_bad_fast_table_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
@@ -231,8 +235,8 @@ def test_a_bad_fast_table_is_one_sentence(tmp_path: Path, table: str, words: str
 
 
 def test_every_fast_variant_reads_and_is_smaller() -> None:
-    found = {name: preset for name, preset in spec.presets().items() if preset.fast is not None}
-    assert {name for name in spec.presets() if name.startswith(("letters", "cifar"))} <= found.keys()
+    found = {name: preset for name, preset in presets().items() if preset.fast is not None}
+    assert {name for name in presets() if name.startswith(("letters", "cifar"))} <= found.keys()
     for name, preset in found.items():
         assert preset.fast, name
         assert spec.read(name, fast=True).rounds < spec.read(name).rounds

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.model import Model
+from fedsoft.core.model import Model
 from fedsoft.seeds import generator
 from tests.helpers import Pairs
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.clientdata import ClientData
+from fedsoft.core.client_data import ClientData
 from fedsoft.errors import InputError
 from tests.helpers import RAGGED, problem, random_stack, regression_clients, shape_of
 
@@ -13,10 +13,10 @@ def test_every_client_counts_its_own_steps_over_rounds() -> None:
     pairs = regression_clients()
     model = fs.models.linear()(shape_of(pairs))
     solver, w = fs.Adam(epochs=3, batch=5), random_stack(model, len(pairs))
-    moments = solver.moments(w)
+    state = solver.init_state(w)
     for _ in range(2):
-        w, moments, _ = solver.solve(problem(model, ClientData.concat(pairs)), w, moments)
-    assert moments["steps"].tolist() == [2 * 3 * -(-n // 5) for n in RAGGED]
+        w, state, _ = solver.solve(problem(model, ClientData.concat(pairs)), w, state)
+    assert state["steps"].tolist() == [2 * 3 * -(-n // 5) for n in RAGGED]
 
 
 def test_the_first_step_has_the_length_of_the_learning_rate_whatever_the_scale_of_the_loss() -> None:
@@ -25,7 +25,7 @@ def test_the_first_step_has_the_length_of_the_learning_rate_whatever_the_scale_o
     model = fs.models.linear()(shape_of([(x, y)]))
     w = torch.zeros(1, 1, dtype=torch.float64)
     solver = fs.Adam(lr=0.25, epochs=1, batch=1)
-    solved, _, _ = solver.solve(problem(model, ClientData.concat([(x, y)])), w, solver.moments(w))
+    solved, _, _ = solver.solve(problem(model, ClientData.concat([(x, y)])), w, solver.init_state(w))
     assert float(solved) == pytest.approx(0.25, rel=1e-9)
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft import local
-from fedsoft.batches import Prox
-from fedsoft.clientdata import ClientData
+from fedsoft.core import local_solve as local
+from fedsoft.core.batches import Prox
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.model import Model
 from fedsoft.errors import InputError
-from fedsoft.model import Model
 from tests.helpers import Pairs, class_clients, problem, random_stack, regression_clients, shape_of
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.batches import Problem, Prox
-from fedsoft.clientdata import ClientData
-from fedsoft.local import Moments
-from fedsoft.model import Builder, Model
+from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.local_solve import OptimizerState
+from fedsoft.core.model import Builder, Model
 from tests.helpers import Pairs, class_clients, problem, random_stack, regression_clients, shape_of
 from tests.solvers.per_client import Optimiser, PerClient
 
@@ -54,11 +54,11 @@ def test_a_ragged_stack_equals_torch_optim_client_by_client_over_rounds(solver: 
     ours, make = SOLVERS[solver]
     model, pairs, data = built(kind)
     w = random_stack(model, len(pairs))
-    moments = ours.moments(w)
+    state = ours.init_state(w)
     alone = PerClient.at(model, pairs, w, make)
     for t in range(3):
         u, centers = pulls(model, len(pairs), t)
-        w, moments, _ = ours.solve(problem(model, data, Prox.to_centers(u, centers)), w, moments)
+        w, state, _ = ours.solve(problem(model, data, Prox.to_centers(u, centers)), w, state)
         expected = alone.round(u, centers, batch=BATCH, epochs=EPOCHS)
         assert torch.allclose(w, expected, rtol=0, atol=1e-10)
 
@@ -70,21 +70,23 @@ def test_weights_of_points_scale_their_losses(solver: str) -> None:
     w = random_stack(model, len(pairs))
     weights = [torch.rand(len(y), dtype=torch.float64) for _, y in pairs]
     u, centers = pulls(model, len(pairs), 0)
-    solved, _, _ = ours.solve(problem(model, data, Prox.to_centers(u, centers), torch.cat(weights)), w, ours.moments(w))
+    solved, _, _ = ours.solve(
+        problem(model, data, Prox.to_centers(u, centers), torch.cat(weights)), w, ours.init_state(w)
+    )
     expected = PerClient.at(model, pairs, w, make).round(u, centers, batch=BATCH, epochs=EPOCHS, point_weights=weights)
     assert torch.allclose(solved, expected, rtol=0, atol=1e-10)
 
 
-def solve_twice(ours: fs.Adam | fs.SGD, model: Model, pairs: Pairs, w: Tensor) -> tuple[Tensor, Moments]:
-    moments = ours.moments(w)
+def solve_twice(ours: fs.Adam | fs.SGD, model: Model, pairs: Pairs, w: Tensor) -> tuple[Tensor, OptimizerState]:
+    state = ours.init_state(w)
     for _ in range(2):
-        w, moments, _ = ours.solve(problem(model, ClientData.concat(pairs)), w, moments)
-    return w, moments
+        w, state, _ = ours.solve(problem(model, ClientData.concat(pairs)), w, state)
+    return w, state
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_huge_client_in_the_stack_touches_neither_parameters_nor_moments_of_the_others(
+def test_a_huge_client_in_the_stack_touches_neither_parameters_nor_optimizer_state_of_the_others(
     solver: str, kind: str
 ) -> None:
     # Beside it the others are mostly padding.
@@ -105,8 +107,8 @@ def test_the_order_of_points_matters_only_when_shuffled(solver: str) -> None:
     w = random_stack(model, len(pairs))
     shuffled = SOLVERS[solver][0]
     in_order = replace(shuffled, shuffle=False)
-    a, b = (s.solve(problem(model, data), w, s.moments(w))[0] for s in (shuffled, in_order))
+    a, b = (s.solve(problem(model, data), w, s.init_state(w))[0] for s in (shuffled, in_order))
     assert not torch.allclose(a, b, atol=1e-6)
     # Without shuffling no generator is asked for: the problem need not have any.
     broken = Problem(model, data, None, None, lambda: pytest.fail("asked for a draw"))
-    assert torch.equal(in_order.solve(broken, w, in_order.moments(w))[0], b)
+    assert torch.equal(in_order.solve(broken, w, in_order.init_state(w))[0], b)

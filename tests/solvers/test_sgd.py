@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.clientdata import ClientData
+from fedsoft.core.client_data import ClientData
 from fedsoft.errors import InputError
 from tests.helpers import problem, shape_of
 
@@ -14,13 +14,13 @@ def test_two_steps_with_momentum_by_hand() -> None:
     pair = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
     model = fs.models.linear()(shape_of([pair]))
     solver, w = fs.SGD(lr=0.1, momentum=0.5, epochs=2, batch=1), torch.zeros(1, 1, dtype=torch.float64)
-    w, moments, _ = solver.solve(problem(model, ClientData.concat([pair])), w, solver.moments(w))
+    w, state, _ = solver.solve(problem(model, ClientData.concat([pair])), w, solver.init_state(w))
     assert float(w) == pytest.approx(0.46)
-    assert float(moments["velocity"]) == pytest.approx(-2.6)
+    assert float(state["velocity"]) == pytest.approx(-2.6)
 
 
 def test_without_momentum_nothing_is_remembered() -> None:
-    assert fs.SGD().moments(torch.zeros(2, 3)) == {}
+    assert fs.SGD().init_state(torch.zeros(2, 3)) == {}
 
 
 @pytest.mark.parametrize("setting", [{"lr": -1}, {"momentum": 1.0}, {"epochs": 0}, {"batch": 0}])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedsoft.centers.mixing import select
+from fedsoft.clusters.selection import select
 from fedsoft.seeds import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,7 +34,7 @@ class Options:
     sigma: float = 1e-4
     replacement: bool = False
     start: Literal["own", "mixture"] = "own"
-    moments: Literal["kept", "fresh"] = "kept"
+    optimizer_state: Literal["kept", "fresh"] = "kept"
     solver: Literal["adam", "sgd"] = "adam"
     lr: float = 0.01
     momentum: float = 0.0
@@ -104,7 +104,7 @@ def run(
                 for s in range(options.S):
                     mixture = mixture + u[k][s] * _get(centers[s])
                 _set(networks[k], mixture)
-            if options.moments == "fresh":
+            if options.optimizer_state == "fresh":
                 optimisers[k] = _optimiser(networks[k], options)
             rng = generator(seed, "batches", t, clients[k].name)
             train(clients[k], networks[k], optimisers[k], centers, u[k], loss, options, rng)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
-from fedsoft.model import Builder
+from fedsoft.core.model import Builder
 from fedsoft.seeds import generator
 from fedsoft.training import Run
-from tests.helpers import Pairs, class_clients, federation, regression_clients
+from tests.helpers import Pairs, class_clients, fitted, regression_clients
 from tests.specification import fedsoft_loop as specification
 from tests.specification.fedsoft_loop import Client, Loss, Options, Outcome
 
@@ -43,13 +43,13 @@ def package_run(pairs: Pairs, model: Builder, options: Options, dtype: Literal["
         sigma=options.sigma,
         replacement=options.replacement,
         start=options.start,
-        moments=options.moments,
+        optimizer_state=options.optimizer_state,
     )
-    return fs.fit(algorithm, federation(pairs), model, rounds=ROUNDS, seed=SEED, local=solver, dtype=dtype)
+    return fitted(algorithm, pairs, ROUNDS, solver, model=model, seed=SEED, dtype=dtype)
 
 
 def specified_run(pairs: Pairs, make: Callable[[], nn.Module], run: Run, loss: Loss, options: Options) -> Outcome:
-    dtype = run.state["centers"].dtype
+    dtype = run.state.centers.dtype
     clients = [
         Client(str(k), x.to(dtype), y.to(dtype) if y.is_floating_point() else y) for k, (x, y) in enumerate(pairs)
     ]
@@ -61,10 +61,10 @@ def largest(a: Tensor, b: Tensor) -> float:
 
 
 def assert_agree(run: Run, expected: Outcome, tolerance: float) -> None:
-    assert [record["selected"] for record in run.history] == expected.selected
-    assert largest(run.state["u"], expected.u) <= tolerance
-    assert largest(run.state["centers"], expected.centers) <= tolerance
-    assert largest(run.engine.memory["w"], expected.personal) <= tolerance
+    assert [record.selected for record in run.history] == expected.selected
+    assert largest(run.state.u, expected.u) <= tolerance
+    assert largest(run.state.centers, expected.centers) <= tolerance
+    assert largest(run.engine.client_states["w"], expected.personal) <= tolerance
     # The run went somewhere: agreement of two runs that stand still would mean nothing.
     start = torch.stack([run.model.draw(generator(SEED, "center", s)) for s in range(len(expected.centers))])
     assert largest(start.to(expected.centers), expected.centers) > 0.01
@@ -72,15 +72,15 @@ def assert_agree(run: Run, expected: Outcome, tolerance: float) -> None:
 
 VARIANTS = {
     "adam-own-kept-K": replace(ADAM, K=3),
-    "adam-own-fresh-K": replace(ADAM, K=3, moments="fresh"),
+    "adam-own-fresh-K": replace(ADAM, K=3, optimizer_state="fresh"),
     "adam-own-kept-all": ADAM,
     "adam-mixture-kept-K": replace(ADAM, K=3, start="mixture"),
-    "adam-mixture-fresh-replacement": replace(ADAM, K=5, start="mixture", moments="fresh", replacement=True),
+    "adam-mixture-fresh-replacement": replace(ADAM, K=5, start="mixture", optimizer_state="fresh", replacement=True),
     "adam-three-centers-in-order": replace(ADAM, S=3, K=4, tau=3, sigma=0.05, shuffle=False),
     "adam-no-pull": replace(ADAM, K=3, lam=0.0),
     "sgd-own-kept-K": replace(SGD, K=3),
     "sgd-own-kept-replacement": replace(SGD, K=12, replacement=True),
-    "sgd-mixture-fresh-all": replace(SGD, start="mixture", moments="fresh"),
+    "sgd-mixture-fresh-all": replace(SGD, start="mixture", optimizer_state="fresh"),
     "sgd-plain-every-round": replace(SGD, K=3, momentum=0.0, tau=1),
 }
 
@@ -134,5 +134,5 @@ def test_float32_run_equals_the_specification_to_1e_4() -> None:
     pairs, options = regression_clients(), VARIANTS["adam-own-kept-K"]
     run = package_run(pairs, fs.models.mlp(hidden=[6, 5]), options, "float32")
     expected = specified_run(pairs, lambda: small_network(1), run, specification.squared_error, options)
-    assert run.state["centers"].dtype == torch.float32
+    assert run.state.centers.dtype == torch.float32
     assert_agree(run, expected, tolerance=1e-4)

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.reports import comparison as report
+from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.runs import spec
-from fedsoft.studies.compare import Comparison, compare, entries, parse_algorithms, total
+from fedsoft.studies.compare import Budget, Comparison, compare, entries, parse_algorithms, total
+from fedsoft.studies.process_pool import ProcessPool
 
 SMALL = ["clients=10", "points=[8, 20]", "K=4", "epochs=2", "test_points=20", "rounds=6"]
 
@@ -24,9 +24,9 @@ def small() -> spec.RunSpec:
     return spec.read("synthetic-10-90", SMALL)
 
 
-def run(out: Path, algorithms: str, *changes: str, **options: Any) -> Comparison:
-    chosen = {"budget": "rounds", "jobs": 2, "device": "cpu", "on_progress": lambda now: None, **options}
-    found = compare(spec.read("synthetic-10-90", [*SMALL, *changes]), algorithms, [0, 1], out, **chosen)
+def run(out: Path, algorithms: str, *changes: str, budget: Budget = "rounds", jobs: int = 2) -> Comparison:
+    base = spec.read("synthetic-10-90", [*SMALL, *changes])
+    found = compare(base, algorithms, [0, 1], ProcessPool(out, jobs), budget=budget)
     assert found is not None
     return found
 
@@ -45,7 +45,7 @@ def test_algorithms_take_settings_in_brackets() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fedsoft,,ifca", "ifca(lr)", "ifca(lr=1", "fedsoft;ifca)"])
-def test_a_list_that_is_none_is_refused(text: str) -> None:
+def test_a_malformed_list_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         entries(small(), text, [0])
 
@@ -59,7 +59,7 @@ def test_a_bad_name_is_named(text: str, words: str) -> None:
         entries(small(), text, [0])
 
 
-def test_all_share_data_first_values_and_the_settings_of_the_preset() -> None:
+def test_all_share_data_initial_weights_and_the_settings_of_the_preset() -> None:
     made = entries(small(), "fedsoft,ifca,fedavg", [3, 5])
     assert [(e.label, e.spec.seed) for e in made] == [
         ("fedsoft", 3), ("fedsoft", 5), ("ifca", 3), ("ifca", 5), ("fedavg", 3), ("fedavg", 5)
@@ -84,7 +84,7 @@ def test_the_table_shows_quality_cost_and_truth(by_work: Comparison) -> None:
     from rich.console import Console
 
     console = Console(width=250, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    for table in report.tables(by_work, 250):
+    for table in ComparisonReport.of(by_work).tables(250):
         console.print(table)
     text = console.export_text()
     console.file.close()
@@ -94,37 +94,39 @@ def test_the_table_shows_quality_cost_and_truth(by_work: Comparison) -> None:
         "±",
         "oracle",
         "noise floor",
-        "u error",
+        "error",
         "decile",
         "gradients",
         "up",
         "seconds",
     ):
         assert words in text, words
-    assert len(report.tables(by_work, 250)) == 1
-    for table in report.tables(by_work, 80):
+    assert len(ComparisonReport.of(by_work).tables(250)) == 1
+    for table in ComparisonReport.of(by_work).tables(80):
         assert Console(width=1000).measure(table).maximum <= 80
 
 
 @pytest.mark.engine
 def test_rows_csv_and_figure(by_work: Comparison) -> None:
-    rows = report.rows(by_work)
+    report = ComparisonReport.of(by_work)
+    rows = [row.to_dict() for row in report.rows]
     assert [row["algorithm"] for row in rows] == ["fedsoft", "fedavg", "ifca(average=gradient)"]
     assert rows[1]["recovery"] == [None, None]  # FedAvg estimates no mixture
-    lines = list(csv.DictReader(report.to_csv(by_work).splitlines()))
+    lines = list(csv.DictReader(report.csv().splitlines()))
     assert len(lines) == 6
     assert float(lines[0]["best_center_0"]) == rows[0]["best_center"][0][0]
-    assert report.figure(by_work).startswith(b"\x89PNG")
+    assert report.png().startswith(b"\x89PNG")
 
 
 @pytest.mark.engine
 def test_runs_that_are_scored_now_and_then_are_compared(tmp_path: Path) -> None:
     found = run(tmp_path, "fedsoft,local", "score_every=4", budget="work")
-    assert [["centers" in r for r in folder.records()] for folder in found.folders["fedsoft"]] == [
+    assert [[bool(r.centers) for r in folder.records()] for folder in found.folders["fedsoft"]] == [
         [True, False, False, False, True, True]
     ] * 2
-    assert report.figure(found).startswith(b"\x89PNG")
-    assert report.tables(found, 200)
+    report = ComparisonReport.of(found)
+    assert report.png().startswith(b"\x89PNG")
+    assert report.tables(200)
 
 
 @pytest.mark.engine
@@ -146,12 +148,13 @@ def test_the_number_of_processes_does_not_matter(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_method_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FedsoftError, match=r"ifca\(K=99\), seed 0: .*at most 10"):
-        run(tmp_path, "ifca(K=99)", jobs=1)
+    (tmp_path / entries(small(), "ifca", [0])[0].spec.id).mkdir()  # no run is in this folder
+    with pytest.raises(FedsoftError, match=r"ifca, seed 0: .*run\.json' is missing"):
+        run(tmp_path, "ifca", jobs=1)
 
 
 @pytest.mark.engine
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_resumes(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "fedsoft"
     command = [
         program,
@@ -175,12 +178,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
     _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
-    assert "the same command goes on" in err
+    assert err.endswith("stopped and saved: the same command resumes it\n")
     assert "Traceback" not in err
 
 
 @pytest.mark.engine
-def test_when_the_parent_is_told_to_end_so_do_the_workers(tmp_path: Path) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "fedsoft"
     command = [program, "compare", "synthetic-10-90", "-a", "fedavg,ifca", "--seeds", "0", "--rounds", "5000"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -196,6 +199,17 @@ def test_when_the_parent_is_told_to_end_so_do_the_workers(tmp_path: Path) -> Non
     sizes = [path.stat().st_size for path in tmp_path.glob("runs/*/rounds.jsonl")]
     time.sleep(1)
     assert [path.stat().st_size for path in tmp_path.glob("runs/*/rounds.jsonl")] == sizes
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [("fedavg(K=11)", r"fedavg\(K=11\): algorithm\.K = 11 is not allowed: should be at most 10"),
+     ("fedsoft(aggregate=unmix)", r"algorithm\.aggregate = 'unmix' is not allowed for this model")],
+)  # fmt: skip
+def test_settings_of_all_algorithms_are_checked_before_anything_runs(tmp_path: Path, second: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run(tmp_path, f"ifca,{second}", "model=mlp")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.engine

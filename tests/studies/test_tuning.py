@@ -4,17 +4,20 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsoft.errors import InputError
+from fedsoft.evaluation.scores import Scores, Spread
 from fedsoft.reports.trials import table
 from fedsoft.runs import spec
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.compare import entries, read_algorithms, total, variant
-from fedsoft.studies.farm import Outcome
+from fedsoft.studies.process_pool import Outcome, ProcessPool
 from fedsoft.studies.tuning import Grid, Trial, Tuning, first_runs, judge, trial_runs, tune
 
 SMALL = ["clients=8", "points=[20, 30]", "K=4", "epochs=2", "test_points=20", "rounds=4"]
@@ -25,15 +28,15 @@ def small(*changes: str) -> RunSpec:
 
 
 def test_settings_of_the_solver_and_the_source_go_where_they_belong() -> None:
-    made = entries(small(), "fedsoft,ifca(local.lr=0.1, average=gradient),fedavg(source=1, local.epochs=7)", [0])
+    made = entries(small(), "fedsoft,ifca(solver.lr=0.1, average=gradient),fedavg(source=1, solver.epochs=7)", [0])
     soft, ifca, oracle = (entry.spec for entry in made)
-    assert ifca.local.settings == soft.local.settings | {"lr": 0.1}
+    assert ifca.solver.settings == soft.solver.settings | {"lr": 0.1}
     assert ifca.algorithm.settings["average"] == "gradient"
-    assert (oracle.source, oracle.local.settings["epochs"]) == (1, 7)
+    assert (oracle.source, oracle.solver.settings["epochs"]) == (1, 7)
     assert oracle.algorithm.settings == {"K": 4}
-    assert made[2].label == "fedavg(source=1, local.epochs=7)"
+    assert made[2].label == "fedavg(source=1, solver.epochs=7)"
     with pytest.raises(InputError, match="unknown setting of adam 'lrr'"):
-        entries(small(), "ifca(local.lrr=1)", [0])
+        entries(small(), "ifca(solver.lrr=1)", [0])
     with pytest.raises(InputError, match="source = -1 is not allowed"):
         entries(small(), "ifca(source=-1)", [0])
 
@@ -44,7 +47,7 @@ def test_the_grid_is_around_the_preset() -> None:
     assert Grid.around(small("epochs=1")).epochs == (1,)
     assert Grid.around(small(), [0.1], [3, 4]).points == [(0.1, 3), (0.1, 4)]
     with pytest.raises(InputError, match="'exact' has no 'lr'"):
-        Grid.around(spec.read("synthetic-10-90", ["local.name=exact"]))
+        Grid.around(spec.read("synthetic-10-90", ["solver.name=exact"]))
     with pytest.raises(InputError, match=r"held_out = 0"):
         first_runs(small("held_out=0"), [0])
 
@@ -76,10 +79,10 @@ def test_the_file_begins_with_the_preset_and_is_read_by_compare(tmp_path: Path) 
     path.write_text(tuning(same, other).to_toml())
     assert tomllib.loads(path.read_text())["algorithms"] == [
         "fedsoft",
-        "fedavg(source=1, local.lr=0.25, local.epochs=2)",
+        "fedavg(source=1, solver.lr=0.25, solver.epochs=2)",
     ]
     made = entries(small(), read_algorithms(str(path)), [0])
-    assert [entry.spec.local.settings["lr"] for entry in made] == [0.005, 0.25]
+    assert [entry.spec.solver.settings["lr"] for entry in made] == [0.005, 0.25]
     path.write_text(tuning(trial("fedsoft", 0.5, 1.0)).to_toml())
     assert len(entries(small(), read_algorithms(str(path)), [0])) == 2
     with pytest.raises(InputError, match="cannot be read"):
@@ -90,15 +93,16 @@ def test_scores_are_those_of_held_out_points_and_nothing_else(tmp_path: Path) ->
     wanted = trial_runs(small(), ["fedavg"], Grid((0.1, 0.2), (1,)), {7: 500})
     assert [spec.work for specs in wanted.values() for spec in specs] == [500, 500]
     assert [spec.seed for specs in wanted.values() for spec in specs] == [7, 7]
-    keys = ("metric", "higher_is_better", "sources", "centers", "best", "recovery", "personal_train", "oracle")
+    required = [field.name for field in fields(Scores) if field.default is field.default_factory is MISSING]
 
     def ended(spec: RunSpec) -> Outcome:
         folder = RunFolder.create(tmp_path / spec.id, spec)
-        good = spec.local.settings["lr"] == 0.1
-        scores = dict.fromkeys(keys) | {"metric": "mse", "higher_is_better": False}
+        good = spec.solver.settings["lr"] == 0.1
+        known: dict[str, Any] = dict.fromkeys(required) | {"metric": "mse", "higher_is_better": False, "sources": []}
         # The truth says the opposite of the held-out points.
-        scores |= {"centers": [[9.0 if good else 0.0] * 2], "personal_held_out": {"mean": 1.0 if good else 2.0}}
-        folder.write("scores.json", json.dumps(scores).encode())
+        error = 1.0 if good else 2.0
+        known |= {"centers": [[9.0 if good else 0.0] * 2], "personal_held_out": Spread(error, error, error, 1)}
+        folder.finish(Scores(**known))
         return Outcome(spec, folder)
 
     assert judge(small(), wanted, ended).best["fedavg"].lr == 0.1
@@ -106,10 +110,8 @@ def test_scores_are_those_of_held_out_points_and_nothing_else(tmp_path: Path) ->
 
 @pytest.mark.engine
 def test_tuning_finds_a_rate_that_is_not_absurd_under_the_same_work(tmp_path: Path) -> None:
-    found = tune(
-        small("rounds=20"), "fedsoft,fedavg(source=0)", [5], tmp_path,
-        grid=Grid((1e-6, 0.05), (1, 2)), jobs=2, share={}, on_progress=id,
-    )  # fmt: skip
+    grid = Grid((1e-6, 0.05), (1, 2))
+    found = tune(small("rounds=20"), "fedsoft,fedavg(source=0)", [5], grid, ProcessPool(tmp_path, 2))
     assert found is not None
     assert len(found.trials) == 8
     assert {trial.lr for trial in found.best.values()} == {0.05}

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsoft.centers.mixing import aggregation_weights
-from fedsoft.local import own_gradients
+from fedsoft.clusters.importance_weights import aggregation_weights
+from fedsoft.core.local_solve import own_gradients
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.library import FixedWeights, estimate, gaussian_clients, wrong_matches

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
-from fedsoft.contract import Answer
+from fedsoft.core.contract import Answer
+from fedsoft.core.model import Builder
+from fedsoft.engine.local import LocalEngine
 from fedsoft.errors import DivergedError, InputError
-from fedsoft.model import Builder
-from fedsoft.simulate import Simulation
-from fedsoft.training import Limit, Run, play, prepare
-from tests.helpers import Pairs, class_clients, federation, regression_clients
+from fedsoft.training import Limit, Run, play
+from fedsoft.training.records import RoundRecord
+from tests.helpers import Pairs, class_clients, engine_for, federation, logged, record, regression_clients, trained
 
 CASES: dict[str, tuple[Builder, Pairs]] = {
     "linear": (fs.models.linear(), regression_clients()),
@@ -33,12 +34,12 @@ def fitted(
     if order is not None:
         pairs, names = [pairs[k] for k in order], [names[k] for k in order]
     algorithm = options.pop("algorithm", fs.FedSoft(S=2, K=3))
-    options = {"rounds": 5, "seed": 0, "local": fs.Adam(lr=0.02, epochs=2, batch=5), "dtype": "float64"} | options
-    return fs.fit(algorithm, federation(pairs, names), model, **options)
+    options = {"rounds": 5, "seed": 0, "solver": fs.Adam(lr=0.02, epochs=2, batch=5), "dtype": "float64"} | options
+    return trained(algorithm, federation(pairs, names), model, **options)
 
 
 def results(run: Run) -> dict[str, Tensor]:
-    return {**run.state, **{f"mine.{name}": value for name, value in run.engine.memory.items()}}
+    return {**run.state.tensors(), **{f"mine.{name}": value for name, value in run.engine.client_states.items()}}
 
 
 def same_bits(one: Run, other: Run) -> bool:
@@ -96,13 +97,13 @@ def test_how_many_clients_are_stacked_together_does_not_matter(case: str, chunk:
 def _asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, frozenset[str]]]:
     """Which clients were asked for what in which round."""
     calls: list[tuple[int, str, frozenset[str]]] = []
-    original = Simulation.__call__
+    original = LocalEngine.__call__
 
-    def record(self: Simulation, job: str, ids: np.ndarray, **shared: Any) -> Answer:
+    def record(self: LocalEngine, job: str, ids: np.ndarray, **shared: Any) -> Answer:
         calls.append((self.t, job, frozenset(self.names[k] for k in ids)))
         return original(self, job, ids, **shared)
 
-    monkeypatch.setattr(Simulation, "__call__", record)
+    monkeypatch.setattr(LocalEngine, "__call__", record)
     return calls
 
 
@@ -121,7 +122,8 @@ def test_the_order_of_clients_does_not_matter(
     assert len({names for _, job, names in asked if job == "train"}) > 1  # others in other rounds
     a, b = results(one), results(other)
     assert torch.allclose(a["centers"], b["centers"], rtol=0, atol=1e-9)
-    for name in a.keys() - {"centers", "quiet"}:  # all others have a row for each client
+    assert {name for name in a if name.startswith("extra.")} <= {"extra.quiet"}
+    for name in a.keys() - {"centers", "extra.quiet"}:  # all others have a row for each client
         assert torch.allclose(a[name][order].double(), b[name].double(), rtol=0, atol=1e-9), name
 
 
@@ -132,9 +134,7 @@ def test_draws_belong_to_names_not_to_places() -> None:
 def test_rounds_go_on_where_the_last_one_stopped() -> None:
     # The first rounds of a longer run are those of a shorter one.
     short, long = fitted(rounds=3), fitted(rounds=5)
-    drop = {"seconds", "last"}
-    for a, b in zip(short.history, long.history, strict=False):
-        assert {k: v for k, v in a.items() if k not in drop} == {k: v for k, v in b.items() if k not in drop}
+    assert logged(short.history, "last") == logged(long.history, "last")[:3]
 
 
 # --- dropouts ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_when_nobody_answers_everything_stays_as_it_was(K: Any) -> None:
     first, last = results(fitted(algorithm=algorithm, rounds=0)), results(run)
     assert all(torch.equal(last[name], value) for name, value in first.items())
     assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
-    assert [record["answered"] for record in run.history] == [0] * 5
+    assert [record.answered for record in run.history] == [0] * 5
 
 
 @pytest.mark.parametrize("K", [3, "all"])
@@ -156,8 +156,8 @@ def test_runs_with_dropouts_go_on_with_those_who_answer(case: str, K: int | str)
     algorithm = fs.FedSoft(S=3, K=K)  # type: ignore[arg-type]
     run = fitted(case, algorithm=algorithm, dropout=0.3, rounds=8)
     assert all(bool(torch.isfinite(value).all()) for value in results(run).values())
-    answered = [record["answered"] for record in run.history]
-    selected = [record["selected"] for record in run.history]
+    answered = [record.answered or 0 for record in run.history]
+    selected = [record.selected or 0 for record in run.history]
     assert all(a <= s for a, s in zip(answered, selected, strict=True))
     assert 0 < sum(answered) < sum(selected)
 
@@ -170,7 +170,7 @@ def test_centers_and_personal_models_come_as_named_tensors() -> None:
     assert [{name: tuple(p.shape) for name, p in c.items()} for c in run.centers] == [
         {"0.weight": (5, 3), "0.bias": (5,), "1.weight": (4, 5), "1.bias": (4,)}
     ] * 2
-    assert torch.equal(run.model.layout.flatten(run.personal("6")), run.engine.memory["w"][6])
+    assert torch.equal(run.model.layout.flatten(run.personal("6")), run.engine.client_states["w"][6])
     assert torch.equal(run.personal(6)["0.bias"], run.personal("6")["0.bias"])
 
 
@@ -206,25 +206,27 @@ def test_predict_needs_one_model_that_exists(which: dict[str, int]) -> None:
 
 
 def test_every_round_is_reported_as_it_ends() -> None:
-    heard: list[dict[str, Any]] = []
+    heard: list[RoundRecord] = []
     run = fitted(on_round=heard.append)
-    assert [record["round"] for record in heard] == [0, 1, 2, 3, 4]
+    assert [record.round for record in heard] == [1, 2, 3, 4, 5]
     assert heard == run.history
 
 
-@pytest.mark.parametrize(("rounds", "every", "scored"), [(7, 3, [0, 3, 6]), (6, 4, [0, 4, 5]), (3, 99, [0, 2])])
+@pytest.mark.parametrize(("rounds", "every", "scored"), [(7, 3, [1, 4, 7]), (6, 4, [1, 5, 6]), (3, 99, [1, 3])])
 def test_centers_are_scored_every_so_often_and_after_the_last_round(rounds: int, every: int, scored: list[int]) -> None:
     """What is not scored is not logged; what is, is the same as when every round is scored."""
     fed = fs.datasets.synthetic(clients=8, points=(5, 9), test_points=20)
 
     def records(score_every: int) -> list[dict[str, Any]]:
-        run = fs.fit(fs.FedSoft(K=3), fed, fs.models.linear(), rounds=rounds, score_every=score_every)
-        return [{k: v for k, v in record.items() if k != "seconds"} for record in run.history]
+        run = fs.fit(
+            fs.FedSoft(K=3), fed, fs.models.linear(), rounds=rounds, options=fs.FitOptions(score_every=score_every)
+        )
+        return logged(run.history)
 
     some, all_of_them = records(every), records(1)
     keys = {"centers", "weights", "best"}
     assert [record["round"] for record in some if keys <= record.keys()] == scored
-    for t, (one, other) in enumerate(zip(some, all_of_them, strict=True)):
+    for t, (one, other) in enumerate(zip(some, all_of_them, strict=True), 1):
         assert one == (other if t in scored else {k: v for k, v in other.items() if k not in keys})
 
 
@@ -257,19 +259,19 @@ def test_settings_of_a_run_that_cannot_be_used_are_refused(options: dict[str, An
 
 def test_a_run_that_diverges_says_so() -> None:
     with pytest.raises(DivergedError, match="lower the learning rate"):
-        fitted(local=fs.SGD(lr=1e6, epochs=50), rounds=20)
+        fitted(solver=fs.SGD(lr=1e6, epochs=50), rounds=20)
 
 
 def test_a_solver_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="needs the model 'linear'"):
-        fitted("mlp", local=fs.Exact())
+        fitted("mlp", solver=fs.Exact())
 
 
 # --- when a run ends --------------------------------------------------------------------------------------------------
 
 
-def spent(*gradients: int) -> list[dict[str, Any]]:
-    return [{"gradients": g, "bytes_down": g, "bytes_up": g} for g in gradients]
+def spent(*gradients: int) -> list[RoundRecord]:
+    return [record(t, gradients=g, bytes_down=g, bytes_up=g) for t, g in enumerate(gradients)]
 
 
 def test_a_round_is_played_only_when_it_fits() -> None:
@@ -291,13 +293,13 @@ def test_a_dear_first_round_is_not_held_against_the_others() -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "FedEM", "FineTune"])
 def test_no_run_spends_more_work_than_allowed_but_for_a_first_round(name: str, budget: int) -> None:
     fed = federation(regression_clients())
-    simulation = prepare(getattr(fs, name)(), fed, fs.models.linear(), seed=0, local=fs.SGD(lr=0.01, epochs=2))
+    engine = engine_for(getattr(fs, name)(), fed, fs.models.linear(), seed=0, solver=fs.SGD(lr=0.01, epochs=2))
     with torch.no_grad():
-        state = simulation.start()
-    history = [record for _, record in play(simulation, fed, state, [], Limit(99, work=budget))]
-    total = sum(record["gradients"] for record in history)
+        state = engine.start()
+    history = [record for _, record in play(engine, fed, state, [], Limit(99, work=budget))]
+    total = sum(record.gradients for record in history)
     assert total <= budget or len(history) == 1
-    assert history[-1]["last"] or len(history) == 1
+    assert history[-1].last or len(history) == 1
 
 
 # --- what people trip over --------------------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ def test_what_is_handed_out_is_not_the_run_itself(memory: int | str) -> None:
     run.personal(0)["weight"].zero_()
     run.centers[0]["weight"].zero_()
     assert float(run.personal(np.int64(0))["weight"].abs().sum()) > 0
-    assert float(run.state["centers"][0].abs().sum()) > 0
+    assert float(run.state.centers[0].abs().sum()) > 0
 
 
 @pytest.mark.parametrize(
@@ -332,17 +334,17 @@ def test_what_is_handed_out_is_not_the_run_itself(memory: int | str) -> None:
     [
         ({"algorithm": fs.FedSoft}, "with its settings"),
         ({"algorithm": "fedsoft"}, "with its settings"),
-        ({"local": fs.Adam}, "with its settings"),
+        ({"solver": fs.Adam}, "with its settings"),
         ({"rounds": 2.5}, "whole number"),
         ({"rounds": -1}, "whole number"),
         ({"score_every": 0}, "score_every = 0 is not allowed: should be a whole number of at least 1"),
     ],
 )
 def test_bad_arguments_of_fit_are_named(change: dict[str, Any], words: str) -> None:
-    usual = {"algorithm": fs.FedSoft(S=2), "rounds": 1, "local": fs.Adam()}
+    usual = {"algorithm": fs.FedSoft(S=2), "rounds": 1, "solver": fs.Adam()}
     options: dict[str, Any] = {**usual, **change}
     with pytest.raises(InputError, match=words):
-        fs.fit(federation=federation(regression_clients()), model=fs.models.linear(), **options)
+        trained(federation=federation(regression_clients()), model=fs.models.linear(), **options)
 
 
 def test_inputs_of_another_width_are_named() -> None:
@@ -397,3 +399,26 @@ def test_more_centers_than_clients_are_worth_a_word(
     fitted(algorithm=algorithm, rounds=1)
     sentence = "S = 9 centers for 8 clients: some will have hardly any data to learn from"
     assert caplog.messages == [sentence] * told
+
+
+def test_a_run_that_ends_in_its_start_says_that_its_centers_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    early = fitted("mlp", algorithm=fs.FedRoute(S=3, warm=4), rounds=4)
+    assert torch.equal(early.state.centers[0], early.state.centers[2])
+    (sentence,) = caplog.messages
+    assert sentence.startswith("after round 4 all 3 centers are one: the run was over after 4 rounds, all of them")
+    caplog.clear()
+    fitted("mlp", algorithm=fs.FedRoute(S=3, warm=4), rounds=5)
+    assert caplog.messages == []
+
+
+class Copies(fs.FedSoft):
+    """FedSoft whose centers start as one."""
+
+    def init(self, site: Any, clients: int) -> Any:
+        state = super().init(site, clients)
+        return state.update(centers=state.centers[:1].repeat(self.S, 1))
+
+
+def test_python_tells_of_copied_centers_as_the_command_line_does(caplog: pytest.LogCaptureFixture) -> None:
+    fitted(algorithm=Copies(S=2), rounds=6, solver=fs.SGD(lr=1e-9, epochs=1))
+    assert caplog.messages == [f"after round 5 center {s} is a copy of another one" for s in range(2)]

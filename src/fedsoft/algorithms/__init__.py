@@ -1,4 +1,4 @@
-"""One file each: a new one is found by its name, nothing else needs to change (see `fedsoft.plugins`)."""
+"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fedsoft import plugins
 
 
 def __getattr__(name: str) -> Any:
-    """The classes by their own names, each file read when it is first asked for."""
+    """Return a class by its name; its file is read on first use."""
     found = plugins.by_class_name(__name__, name)
     if found is None:
         raise plugins.missing(__name__, name)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.batches import Prox
-from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.one_center import OneCenter
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.batches import Prox
+from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["Ditto"]
 
 
 @settings
-class Ditto:
+class Ditto(OneCenter):
     """Clients train the center as in FedAvg, and beside it a model of their own that is pulled towards the center.
 
     Maths, for each client k drawn, with c the center that it received:
@@ -42,41 +43,30 @@ class Ditto:
         1.0
 
     Reference: Li, Hu, Beirami, Smith. Ditto: Fair and robust federated learning through personalization. ICML 2021.
-        As in the authors' code every v_k starts at the first center, and both models see the same batches; the local
-        optimiser starts afresh in each round. The learning rate must stay below 2 / (lambda + the curvature of f_k).
+        As in the authors' code every v_k starts at the initial center, and both models see the same batches; the local
+        optimizer starts afresh in each round. The learning rate must stay below 2 / (lambda + the curvature of f_k).
     """
 
     K: Participants = "all"
     lam: Annotated[float, Field(ge=0)] = 1.0
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("Ditto", self.K, clients)
+    @property
+    def pull(self) -> float:
+        return self.lam
 
-    def init(self, site: Site, clients: int) -> State:
-        """One draw."""
-        return {"centers": site.draw("center", 0)[None]}
-
-    def enrol(self, site: Site) -> Memory:
-        """The personal models v_k start at the first center."""
+    def init_client(self, site: Site) -> ClientState:
+        """Start the personal models v_k at the initial center."""
         return {"w": site.draw("center", 0).repeat(len(site), 1)}
 
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average."""
-        c, ids = state["centers"], participants(ask, self.K)
-        answer = ask("train", ids, centers=c)
-        c = mean_by_size(ask, answer, c)
-        return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
-
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """Two tasks: w_k for the center, v_k for the client."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Solve two tasks: w_k for the center, v_k for the client."""
         c = shared["centers"]
         w, _ = site.solve(c.repeat(len(site), 1))
         pull = Prox.to_centers(c.new_full((len(site), 1), self.lam), c)
         v, _ = site.solve(mine["w"], prox=pull)
         return mine | {"w": v}, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The personal model v_k."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the personal model v_k."""
+        return PersonalModels(mine["w"])

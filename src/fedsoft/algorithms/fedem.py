@@ -8,20 +8,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.centers.blend import mixed
-from fedsoft.centers.mixing import Participants, check_participants, participants
-from fedsoft.centers.posterior import posterior
-from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.model import squared_loss
+from fedsoft.clusters.ensemble import mixed
+from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
+from fedsoft.clusters.posterior import posterior
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import MIXTURE, MODEL, NUMBER, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.metrics import squared_loss
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["FedEM"]
 
 
 @settings
-class FedEM(Starts):
-    """Every client keeps a mixture of the centers and trains each of them on its points, weighted by who made them.
+class FedEM(Starts, Algorithm):
+    """Every client keeps a mixture of the centers and trains each on its points, weighted by its posterior.
 
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
@@ -30,14 +31,15 @@ class FedEM(Starts):
         w_ks   = local solution of  mean_i q_i(s) l_s(i)  from c_s          for every s
         c_s    = c_s + sum_k n_k / n (w_ks - c_s)                           n: points of ALL clients
 
-    so clients that are absent hold the old center. With squared loss exp(-l) supposes noise of variance 1/2. With
-    `scale = estimated` the loss is instead that of a Gaussian of one variance s2, shared by all centers and clients:
+    so clients that do not answer count for the old center. With squared loss exp(-l) assumes noise of variance 1/2.
+    With `scale = estimated` the loss is instead that of a Gaussian of one variance s2, shared by all centers and
+    clients:
 
         l_s(i) = r_s(i)^2 / (2 s2),     s2 = sum_k sum_i sum_s q_i(s) r_ks(i)^2 / sum_k n_k
 
-    where r_ks are the residuals of the new w_ks, over those that answered; they are too small where clients have few
-    points for so many parameters. Until the server knows s2, a client takes its own mean of r_s(i)^2 under the first
-    centers: so large that all centers share every point at first, and part slowly while s2 falls.
+    where r_ks are the residuals of the new w_ks, over those that answered; they are biased low where clients have few
+    points for the number of parameters. Until the server knows s2, a client uses its own mean of r_s(i)^2 under the
+    initial centers: large enough that all centers share every point at first and separate slowly as s2 falls.
 
     Arguments:
         S: number of centers (the paper's M).
@@ -45,14 +47,14 @@ class FedEM(Starts):
         scale: for squared loss, whether the variance of the noise is `estimated`, or `fixed` so that q uses exp(-l) as
             published. Other losses are always used as they are.
         predict_with: the `mixture` sum_s pi_ks p_s(y | x), or the center of the `largest` pi_ks alone.
-        first: where centers start: each a draw of its own (`xavier`), the corners of everybody's own models after one
+        first: initial centers: each an independent draw (`xavier`), the corners of the clients' own models after one
             task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
-        warm: these rounds.
+        warm: FedAvg rounds of `first = warm`.
 
     Cost: S tasks per client drawn, and S evaluations of its points (2 S where the scale is estimated); S models down,
         S up.
 
-    Use it: when every client's data is a mixture of a few sources and S times the work is no obstacle.
+    Use it: when every client's data is a mixture of a few sources and S times the work is affordable.
 
     Example:
         >>> FedEM(S=2).scale
@@ -69,36 +71,33 @@ class FedEM(Starts):
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("FedEM", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """First centers, even shares. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
+        """Return the initial centers and uniform shares. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
         state = first_state(site, self.S, self.first, self.warm)
-        u = state["centers"].new_full((clients, self.S), 1 / self.S)
-        return state | {"u": u, "s2": u.new_tensor(0.0 if self._estimates(site) else 0.5)}
+        u = state.centers.new_full((clients, self.S), 1 / self.S)
+        return state.update(u=u, extra={"s2": u.new_tensor(0.0 if self._estimates(site) else 0.5)})
 
-    def enrol(self, site: Site) -> Memory:
-        """The uniform mixture."""
+    def init_client(self, site: Site) -> ClientState:
+        """Start from the uniform mixture."""
         return {"pi": site.draw("center", 0).new_full((len(site), self.S), 1 / self.S)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Clients do both steps of EM; the server averages center by center."""
+        """Have clients do both steps of EM; average center by center."""
         if age_of(state, t) < 0:
             return start(state, ask, self.K)
-        c, s2, ids = state["centers"], state["s2"], participants(ask, self.K)
+        c, s2, ids = state.centers, state.extra["s2"], participants(ask, self.K)
         answer = ask("train", ids, centers=c, s2=s2)
         own = (ask.sizes.double() / ask.sizes.sum())[None, answer.ids]
         c = ((1 - own.sum()) * c.double() + answer["w"].weighted(own)[0]).to(c.dtype)
-        if "residual" in answer:  # positive, so that it is told from the 0 of the start
+        if "residual" in answer:  # positive, since 0 means not known yet
             s2 = (answer["residual"].weighted(own)[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
-        u = answer.update("pi", state["u"])
-        return {"centers": c, "u": u, "s2": s2} | older(state), {"selected": len(ids), "answered": len(answer.ids)}
+        u = answer.update("pi", state.u)
+        state = state.update(centers=c, u=u, extra={"s2": s2, **older(state)})
+        return state, {"selected": len(ids), "answered": len(answer.ids)}
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """The E-step by point, the M-step by center."""
+    @job(w=MODEL, pi=MIXTURE, residual=NUMBER)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Do the E-step by point and the M-step by center."""
         c, owners = shared["centers"], site.data.owners
         losses = site.losses(c)
         outputs = site.data.y[:1].numel()
@@ -116,15 +115,12 @@ class FedEM(Starts):
             reply["residual"] = site.data.mean_by_client(squares)
         return mine | {"pi": pi}, reply
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The client's mixture of all centers, or its main one."""
-        c, pi = shared["centers"], mine["pi"]
-        if self.predict_with == "largest":
-            return site.predictions(c[pi.argmax(1)])
-        return mixed(site, c, pi)
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the client's mixture of all centers, or its main center."""
+        return mixed(state.centers, mine["pi"], largest=self.predict_with == "largest")
 
     def _estimates(self, site: Site) -> bool:
-        """Whether the loss is a square whose scale is to be found."""
+        """Return whether the loss is squared and its scale is estimated."""
         return self.scale == "estimated" and site.model.loss is squared_loss
 
 

@@ -10,36 +10,39 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.averaging import average
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["FedGroup"]
 
 
 @settings
-class FedGroup:
+class FedGroup(Algorithm):
     """A sample of clients is grouped once by the directions of their first updates; then FedAvg inside each group.
 
     Maths:
 
-        delta_k  = w_k - c, w_k the local solution from the first model c       round 0, by a sample of clients
+        delta_k  = w_k - c, w_k the local solution from the initial model c       round 0, by a sample of clients
         V        = the first m right singular vectors of the matrix of deltas
         groups   = k-means of the features cos(delta_k, V_1), ..., cos(delta_k, V_m)
         c_s      = c + delta_s, delta_s the mean of delta_k over the group
         c_s      = sum_k n_k w_k / sum_k n_k over the clients of group s that answered, from round 1 on
 
     A client that is drawn for the first time trains from c once, joins the group with the largest cos(delta_k, delta_s)
-    and then takes part like the others. Until then it uses c. When nobody answers in round 0, the next round begins
-    anew. A group that nobody is in keeps c.
+    and then takes part like the others. Until then it uses c. When nobody answers in round 0, the next round starts
+    over. An empty group keeps c.
 
     Arguments:
         S: number of groups.
         directions: number of singular vectors (the paper's m).
-        pretrain: clients per group in the sample of round 0, as far as there are so many.
+        pretrain: clients per group in the sample of round 0, at most all clients.
         K: clients drawn in a round, or "all".
 
-    Cost: one task per client drawn, and once one more for everybody; one model down, one up.
+    Cost: one task per client drawn, and once one more for each client; one model down, one up.
 
     Use it: when each client's data comes from one source, or nearly so, and the number of sources is known.
 
@@ -56,56 +59,49 @@ class FedGroup:
     pretrain: Annotated[int, Field(ge=1)] = 20
     K: Participants = "all"
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("FedGroup", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """One model for all groups, and nobody in a group: s_k = -1."""
+        """Give all groups one model, and assign no client: s_k = -1."""
         common = site.draw("center", 0)[None]
         centers = common.repeat(self.S, 1)
         s_k = torch.full((clients,), -1, device=common.device)
-        return {"centers": centers, "u": one_hot_or_even(s_k, centers), "common": common,
-                "deltas": torch.zeros_like(centers), "s_k": s_k}  # fmt: skip
-
-    def enrol(self, site: Site) -> Memory:
-        """Clients keep nothing."""
-        return {}
+        extra = {"common": common, "deltas": torch.zeros_like(centers)}
+        return State(centers, one_hot_or_even(s_k, centers), {"s": s_k}, extra)
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Form the groups; in later rounds newcomers join, then FedAvg inside each group."""
-        c, common, deltas, s_k = (state[name] for name in ("centers", "common", "deltas", "s_k"))
+        """Form the groups; in later rounds let new members join, then do FedAvg inside each group."""
+        c, s_k, common, deltas = state.centers, state.per_client["s"], state.extra["common"], state.extra["deltas"]
         if bool((s_k < 0).all()):
             return self.form(state, ask)
         ids = participants(ask, self.K)
         met = ask("introduce", ids[(s_k[ids] < 0).cpu().numpy()], common=common)
         cosine = normalize(met.rows("delta", like=c), dim=1) @ normalize(deltas, dim=1).T
-        nearest = cosine.masked_fill(deltas.norm(dim=1) == 0, -2).argmax(1)  # not a group that nobody is in
+        nearest = cosine.masked_fill(deltas.norm(dim=1) == 0, -2).argmax(1)  # not an empty group
         s_k = s_k.index_copy(0, torch.as_tensor(met.ids, device=c.device), nearest)
         placed = ids[(s_k[ids] >= 0).cpu().numpy()]
         answer = ask("train", placed, each={"center": c[s_k[placed]]})
         weights = one_hot(s_k[answer.ids], self.S).T * ask.sizes[answer.ids].double().to(c.device)
         c = average(answer["w"], weights, old=c)
         notes = {"selected": len(ids), "answered": len(answer.ids), "joined": len(met.ids)}
-        return state | {"centers": c, "u": one_hot_or_even(s_k, c), "s_k": s_k}, notes
+        return state.update(centers=c, u=one_hot_or_even(s_k, c), per_client={"s": s_k}), notes
 
     def form(self, state: State, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Round 0: a sample trains from the common model and is grouped by the directions of its updates."""
-        common, s_k = state["common"], state["s_k"]
+        """Play round 0: train a sample from the common model and group it by the directions of its updates."""
+        common, s_k = state.extra["common"], state.per_client["s"]
         ids = participants(ask, min(self.S * self.pretrain, len(s_k)))
         met = ask("introduce", ids, common=common)
         delta = met.rows("delta", like=common)
         s = self.grouped(delta, ask.generator("groups")) if len(delta) else s_k[:0]
-        deltas = average(delta, one_hot(s, self.S).T.double(), old=state["deltas"])
+        deltas = average(delta, one_hot(s, self.S).T.double(), old=state.extra["deltas"])
         s_k = s_k.index_copy(0, torch.as_tensor(met.ids, device=s_k.device), s)
-        state = state | {"centers": common + deltas, "u": one_hot_or_even(s_k, deltas), "deltas": deltas, "s_k": s_k}
+        u = one_hot_or_even(s_k, deltas)
+        state = state.update(centers=common + deltas, u=u, per_client={"s": s_k}, extra={"deltas": deltas})
         return state, {"selected": len(ids), "answered": len(met.ids), "joined": len(met.ids)}
 
     def grouped(self, delta: Tensor, rng: np.random.Generator) -> Tensor:
-        """The group of each update; groups are numbered by mean update, and the order of clients does not matter."""
+        """Return the group of each update, numbered by mean update, so that the order of clients does not matter."""
         from sklearn.cluster import KMeans
 
-        order = torch.argsort(delta.norm(dim=1))  # the starts of k-means are drawn by row
+        order = torch.argsort(delta.norm(dim=1))  # k-means draws its initial rows by position
         delta = delta[order].double()
         v = torch.linalg.svd(delta, full_matrices=False).Vh[: self.directions]
         features = (normalize(delta, dim=1) @ v.T).cpu().numpy().round(9)  # equal directions are equal numbers
@@ -116,26 +112,26 @@ class FedGroup:
         number = np.argsort(sorted(range(count), key=means.__getitem__))
         return torch.as_tensor(number[labels], device=delta.device)[torch.argsort(order)]
 
-    @job
-    def introduce(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """One update from the common model, whose direction tells the group."""
+    @job(delta=MODEL)
+    def introduce(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Send one update from the common model; its direction determines the group."""
         common = shared["common"].repeat(len(site), 1)
         w, _ = site.solve(common, label="introduction")
         return mine, {"delta": w - common}
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """From the center of the client's group."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Train from the center of the client's group."""
         w, _ = site.solve(shared["center"])
         return mine, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The center of the client's group, or the first model."""
-        s = shared["s_k"]
-        return site.predictions(torch.where(s[:, None] < 0, shared["common"], shared["centers"][s.clamp(min=0)]))
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the center of the client's group, or the initial model."""
+        s = state.per_client["s"]
+        return PersonalModels(torch.where(s[:, None] < 0, state.extra["common"], state.centers[s.clamp(min=0)]))
 
 
 def one_hot_or_even(s: Tensor, centers: Tensor) -> Tensor:
-    """u of clients in groups `s[N]`: a single 1, or even shares where s < 0."""
+    """Return u of clients in groups `s[N]`: a single 1, or uniform shares where s < 0."""
     single = one_hot(s.clamp(min=0), len(centers)).to(centers.dtype)
     return torch.where(s[:, None] < 0, 1 / len(centers), single)

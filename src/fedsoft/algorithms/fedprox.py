@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.batches import Prox
-from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Means, Memory, Reply, Site, State, job
+from fedsoft.clusters.one_center import OneCenter
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.batches import Prox
+from fedsoft.core.contract import MODEL, ClientState, Means, Reply, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["FedProx"]
 
 
 @settings
-class FedProx:
-    """As FedAvg, but a client that strays from the center it received is pulled back.
+class FedProx(OneCenter):
+    """FedAvg with a proximal term that pulls clients back to the center they received.
 
     Maths:
 
@@ -46,37 +47,13 @@ class FedProx:
     K: Participants = "all"
     mu: Annotated[float, Field(ge=0)] = 0.01
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("FedProx", self.K, clients)
-
     def means(self, clients: int) -> Means:
-        """The center is a mean over a fixed number of clients."""
         return Means(clients if self.K == "all" else self.K, uniform=True)
 
-    def init(self, site: Site, clients: int) -> State:
-        """One draw."""
-        return {"centers": site.draw("center", 0)[None]}
-
-    def enrol(self, site: Site) -> Memory:
-        """Clients keep nothing."""
-        return {}
-
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average."""
-        c, ids = state["centers"], participants(ask, self.K)
-        answer = ask("train", ids, centers=c)
-        c = mean_by_size(ask, answer, c)
-        return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
-
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """From the center, on the client's own points, pulled back to the center."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Train from the center on the client's own points, pulled back to the center."""
         c = shared["centers"]
         pull = Prox.to_centers(c.new_full((len(site), 1), self.mu), c)
         w, _ = site.solve(c.repeat(len(site), 1), prox=pull)
         return mine, {"w": w}
-
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """Everybody uses the center."""
-        return site.predictions(shared["centers"].expand(len(site), -1))

@@ -7,24 +7,34 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Prox
-from fedsoft.centers.collapse import reseeded
-from fedsoft.centers.mixing import (
-    Participants,
-    aggregation_weights,
-    average,
-    check_participants,
-    ids_of,
-    importance_weights,
-    select,
-    unmix,
+from fedsoft.clusters.averaging import average, unmix
+from fedsoft.clusters.collapse import reseeded
+from fedsoft.clusters.importance_weights import aggregation_weights, importance_weights
+from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
+from fedsoft.clusters.posterior import SWEEPS, soft_weights
+from fedsoft.clusters.selection import Participants, ids_of, select
+from fedsoft.core.batches import Prox
+from fedsoft.core.contract import (
+    MIXTURE,
+    MODEL,
+    NUMBER,
+    Algorithm,
+    Answer,
+    Ask,
+    ClientState,
+    Means,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+    prefixed,
+    under,
 )
-from fedsoft.centers.posterior import SWEEPS, soft_weights
-from fedsoft.centers.starting import First, Starts, age_of, first_state, older, start
-from fedsoft.checks import settings
-from fedsoft.contract import Answer, Ask, Means, Memory, Reply, Site, State, job, prefixed, under
-from fedsoft.errors import InputError
-from fedsoft.model import as_numbers, squared_loss
+from fedsoft.core.metrics import squared_loss
+from fedsoft.core.model import as_numbers
+from fedsoft.core.site import Site
+from fedsoft.errors import SettingError
+from fedsoft.settings import settings
 
 __all__ = ["FedSoft"]
 
@@ -32,7 +42,7 @@ RIDGE = 1e-3  # of unmixing, as a share of the mean weight of a center
 
 
 @settings
-class FedSoft(Starts):
+class FedSoft(Starts, Algorithm):
     """Every client solves one proximal problem per round; its model updates every center it was drawn for.
 
     Maths (Algorithm 1):
@@ -41,7 +51,7 @@ class FedSoft(Starts):
         v_sk    = u_ks n_k / sum_k' u_k's n_k'                        eq. (5)
         Sel_s   = K clients, each with probability v_sk
         w_k     = argmin f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2     by the clients in any Sel_s
-        c_s     = 1/K sum_{k in Sel_s} w_k                            or sum_k v_sk w_k when everybody takes part
+        c_s     = 1/K sum_{k in Sel_s} w_k                            or sum_k v_sk w_k when all clients take part
 
     Beyond the paper, by option. With `weights = soft` every point is shared by the centers instead of counted for one:
 
@@ -57,22 +67,22 @@ class FedSoft(Starts):
 
     Arguments:
         S: number of centers.
-        K: clients drawn for each center in a round; "all" lets everybody take part and averages by v.
+        K: clients drawn for each center in a round; "all" lets all clients take part and averages by v.
         lam: the paper's lambda, strength of the pull towards the centers.
         tau: rounds between estimations of the importance weights.
         sigma: smallest importance weight.
         replacement: draw the K clients with replacement, as the proofs do; without, as the experiments do.
         start: where a local solve starts: the client's `own` last model, or the `mixture` sum_s u_ks c_s of centers.
-        moments: whether the local optimiser's memory is `kept` over rounds or `fresh` in each.
+        optimizer_state: whether the local optimizer's state is `kept` over rounds or `fresh` in each.
         weights: importance weights by counting points (`hard`, as published) or by sharing them (`soft`).
         aggregate: centers as the `mean` of client models (as published), or `unmix` them.
-        first: where centers start: each a draw of its own (`xavier`), the corners of everybody's own models after one
+        first: initial centers: each an independent draw (`xavier`), the corners of the clients' own models after one
             task from a common draw (`simplex`), or the same after some rounds of FedAvg (`warm`).
-        warm: these rounds.
+        warm: FedAvg rounds of `first = warm`.
         reseed: before an estimation, a center that is hardly used (less than a tenth of an even share of the points) is
             replaced by the client model that is farthest from the others.
 
-    Cost: one task per client drawn, whatever S is, and every tau rounds S evaluations of everybody's points; S models
+    Cost: one task per client drawn, whatever S is, and every tau rounds S evaluations of all clients' points; S models
         down, one up.
 
     Use it: when every client's data is a mixture of a few sources that share much.
@@ -91,7 +101,7 @@ class FedSoft(Starts):
     sigma: Annotated[float, Field(ge=0, lt=1)] = 1e-4
     replacement: bool = False
     start: Literal["own", "mixture"] = "own"
-    moments: Literal["kept", "fresh"] = "kept"
+    optimizer_state: Literal["kept", "fresh"] = "kept"
     weights: Literal["hard", "soft"] = "hard"
     aggregate: Literal["mean", "unmix"] = "mean"
     first: First = "xavier"
@@ -99,41 +109,48 @@ class FedSoft(Starts):
     reseed: bool = False
 
     def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        if not self.replacement:
-            check_participants("FedSoft", self.K, clients, advice=", or set replacement = true")
+        if not self.replacement and self.K != "all" and self.K > clients:
+            reason = f"should be at most {clients}, the number of clients, or set replacement = true"
+            raise SettingError("FedSoft", "K", self.K, reason)
+
+    @property
+    def pull(self) -> float:
+        return self.lam
+
+    @property
+    def smallest_share(self) -> float:
+        return self.sigma
 
     @property
     def counting(self) -> int:
-        """How often the counts n_ks are used in one estimation."""
         return 1 if self.weights == "hard" else SWEEPS
 
     def means(self, clients: int) -> Means | None:
-        """Whether centers are means over a fixed number of clients."""
         plain = not self.replacement and self.aggregate == "mean" and self.first == "xavier" and self.sigma > 0
         return Means(self.K, uniform=False) if self.K != "all" and plain else None
 
     def init(self, site: Site, clients: int) -> State:
-        """Every center is a draw of its own, unless `first` tells otherwise."""
+        """Return centers by the setting `first` and uniform mixtures."""
         if self.aggregate == "unmix" and site.model.features is None:
-            raise InputError(
-                "FedSoft.aggregate = 'unmix' is not allowed for this model: should be 'mean', since only the model "
-                "'linear' on a regression with one output mixes as its data does"
-            )
+            raise SettingError(
+                "FedSoft", "aggregate", self.aggregate,
+                "should be 'mean', since only the model 'linear' on a regression with one output mixes as its data "
+                "does", "for this model",
+            )  # fmt: skip
         state = first_state(site, self.S, self.first, self.warm)
-        return state | {"u": state["centers"].new_full((clients, self.S), 1 / self.S)}
+        return state.update(u=state.centers.new_full((clients, self.S), 1 / self.S))
 
-    def enrol(self, site: Site) -> Memory:
-        """All clients share one further draw."""
+    def init_client(self, site: Site) -> ClientState:
+        """Start all clients at one further draw."""
         w = site.draw("client").repeat(len(site), 1)
         u = w.new_full((len(site), self.S), 1 / self.S)
-        return {"w": w, "u": u, **prefixed("moments", site.solver.moments(w))}
+        return {"w": w, "u": u, **prefixed("optimizer", site.solver.init_state(w))}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Algorithm 1, lines 2 to 18."""
-        if (t := age_of(state, t)) < 0:  # rounds of a start other than `xavier`
+        """Play Algorithm 1, lines 2 to 18."""
+        if (t := age_of(state, t)) < 0:  # the start takes rounds of its own unless `first = xavier`
             return start(state, ask, self.K)
-        c, u = state["centers"], state["u"]
+        c, u = state.centers, state.u
         if t % self.tau == 0:
             u = ask("estimate", ask.everyone, centers=c).update("u", u)
         v = aggregation_weights(u, ask.sizes)
@@ -146,16 +163,17 @@ class FedSoft(Starts):
             c = average(answer["w"], sel[:, answer.ids], old=c)
         if self.reseed and (t + 1) % self.tau == 0:
             c = reseeded(c, u, ask.sizes, answer.rows("w", like=c))
-        return {"centers": c, "u": u} | older(state), {"selected": len(union), "answered": len(answer.ids)}
+        state = state.update(centers=c, u=u, extra=older(state))
+        return state, {"selected": len(union), "answered": len(answer.ids)}
 
     def unmixed(self, ask: Ask, answer: Answer, u: Tensor, c: Tensor) -> Tensor:
-        """`aggregate = unmix`: every model counts by its number of points, whichever centers it was drawn for."""
+        """Return unmixed centers: every model counts by its number of points, whichever centers it was drawn for."""
         h = answer.rows("h", like=c[:, 0])
         return unmix(answer["w"], u[answer.ids], ask.sizes[answer.ids], h, self.lam, c, RIDGE)
 
-    @job
-    def estimate(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """Lines 5 to 11: which center explains each point best?"""
+    @job(u=MIXTURE)
+    def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Estimate u_ks (lines 5 to 11): which center explains each point best?"""
         losses = site.losses(shared["centers"])
         if self.weights == "hard":
             u = importance_weights(losses, site.data, self.sigma, site.hidden)
@@ -164,20 +182,19 @@ class FedSoft(Starts):
             u = soft_weights(losses, site.data, self.sigma, outputs, hidden=site.hidden)
         return mine | {"u": u}, {"u": u}
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """Line 17: one proximal problem, pulled towards all centers at once."""
+    @job(w=MODEL, h=NUMBER)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Solve one proximal problem, pulled towards all centers at once (line 17)."""
         c, u = shared["centers"], mine["u"]
         w = mine["w"] if self.start == "own" else u @ c
-        moments = under("moments", mine) if self.moments == "kept" else None
-        w, moments = site.solve(w, moments, prox=Prox.to_centers(self.lam * u, c))
+        optimizer = under("optimizer", mine) if self.optimizer_state == "kept" else None
+        w, optimizer = site.solve(w, optimizer, prox=Prox.to_centers(self.lam * u, c))
         reply = {"w": w}
         if self.aggregate == "unmix" and site.model.features is not None:
             # The mean curvature over all directions: 2/P times the mean of |phi(x)|^2.
             phi = site.model.features(as_numbers(site.data.x[site.data.points], site.dtype)[None])[0]
             reply["h"] = 2 * site.data.mean_by_client(phi.square().mean(1))
-        return mine | {"w": w, **prefixed("moments", moments)}, reply
+        return mine | {"w": w, **prefixed("optimizer", optimizer)}, reply
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The personal model w_k."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        return PersonalModels(mine["w"])

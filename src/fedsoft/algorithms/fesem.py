@@ -9,15 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.averaging import average
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["FeSEM"]
 
 
 @settings
-class FeSEM:
+class FeSEM(Algorithm):
     """Clients are clustered by their models: each joins the nearest center, which becomes the mean of its members.
 
     Maths:
@@ -26,7 +29,7 @@ class FeSEM:
         s_k = argmin_j |w_k - c_j|
         c_j = mean of w_k over {k: s_k = j}            those that answered, not weighted
 
-    In the first round everybody trains from one common draw, and k-means of the models gives the first s_k and c_j;
+    In the first round all clients train from one common draw, and k-means of the models gives the initial s_k and c_j;
     when there are fewer different models than S, the other centers stay at the draw. A center without members stays as
     it was. A client that has not answered yet belongs to no center: it uses the mean of all centers, which favours none
     of them, and joins the nearest when it first answers.
@@ -37,8 +40,8 @@ class FeSEM:
 
     Cost: one task per client drawn; one model down, one up. No evaluations: the server compares models.
 
-    Use it: when clients fall into groups whose models differ, and evaluating all centers at clients is too dear. Needs
-        models that were trained far enough to be compared.
+    Use it: when clients fall into groups whose models differ, and evaluating all centers at clients is too expensive.
+        Needs models that were trained far enough to be compared.
 
     Example:
         >>> FeSEM(S=4).K
@@ -51,23 +54,15 @@ class FeSEM:
     S: Annotated[int, Field(ge=1)] = 2
     K: Participants = "all"
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("FeSEM", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """All centers at one draw; s_k = -1: nobody belongs to any."""
+        """Put all centers at one draw; s_k = -1: no client belongs to any."""
         centers = site.draw("center", 0).repeat(self.S, 1)
         nowhere = torch.full((clients,), -1, dtype=torch.int64, device=centers.device)
-        return {"centers": centers, "u": centers.new_full((clients, self.S), 1 / self.S), "s_k": nowhere}
-
-    def enrol(self, site: Site) -> Memory:
-        """Clients keep nothing."""
-        return {}
+        return State(centers, centers.new_full((clients, self.S), 1 / self.S), {"s": nowhere})
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Clients train from their centers; the server assigns and averages their models."""
-        c, s = state["centers"], state["s_k"]
+        """Train clients from their centers; assign and average their models."""
+        c, s = state.centers, state.per_client["s"]
         begin = bool((s < 0).all())
         ids = ask.everyone if begin else participants(ask, self.K)
         answer = ask("train", ids, each={"w": _own(c, s[ids])})
@@ -76,16 +71,15 @@ class FeSEM:
         members = one_hot(chosen, self.S)
         c = average(answer["w"], members.T.double(), old=c)
         rows = torch.as_tensor(answer.ids, device=c.device)
-        state = {"centers": c, "u": state["u"].index_copy(0, rows, members.to(c.dtype)),
-                 "s_k": s.index_copy(0, rows, chosen)}  # fmt: skip
-        return state, {"selected": len(ids), "answered": len(answer.ids)}
+        u = state.u.index_copy(0, rows, members.to(c.dtype))
+        return State(c, u, {"s": s.index_copy(0, rows, chosen)}), {"selected": len(ids), "answered": len(answer.ids)}
 
     def _cluster(self, w: Tensor, ask: Ask, ids: np.ndarray) -> Tensor:
-        """The clusters that k-means finds among models `w[m, P]`."""
+        """Return the k-means cluster of each of the models `w[m, P]`."""
         from sklearn.cluster import KMeans
 
         draws = ask.generators("order")
-        order = np.argsort([draws[k].random() for k in ids])  # k-means depends on it; this one is the clients' own
+        order = np.argsort([draws[k].random() for k in ids])  # k-means depends on the order: draw it by client
         models = w.double().cpu().numpy()[order]
         count = min(self.S, len(np.unique(models, axis=0)))
         labels = np.zeros(len(ids), dtype=np.int64)
@@ -95,22 +89,22 @@ class FeSEM:
             labels[order] = kmeans.fit_predict(models)
         return torch.from_numpy(labels).to(w.device)
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """From the client's own center, on its own points."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Train from the client's center on its own points."""
         w, _ = site.solve(shared["w"])
         return mine, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The client's own center."""
-        return site.predictions(_own(shared["centers"], shared["s_k"]))
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the client's center."""
+        return PersonalModels(_own(state.centers, state.per_client["s"]))
 
 
 def _own(centers: Tensor, s: Tensor) -> Tensor:
-    """The center of each client, the mean of all for those that belong to none."""
+    """Return the center of each client, the mean of all for those that belong to none."""
     return torch.where(s[:, None] < 0, centers.mean(0), centers[s])
 
 
 def _distances(w: Tensor, centers: Tensor) -> Tensor:
-    # Not by the product of matrices: it loses the difference between centers that are close to each other.
+    # By differences: the matrix product loses the distance between centers that are close to each other.
     return torch.cdist(w, centers, compute_mode="donot_use_mm_for_euclid_dist")

@@ -9,17 +9,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.errors import InputError
+from fedsoft.clusters.averaging import average
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.errors import MissingSetting, SettingError
+from fedsoft.settings import settings
 
 __all__ = ["FLHC"]
 
 
 @settings
-class FLHC:
-    """FedAvg for a while; then all clients are clustered once by their updates, and every cluster goes on by itself.
+class FLHC(Algorithm):
+    """FedAvg for a while; then all clients are clustered once by their updates, and every cluster continues alone.
 
     Maths:
 
@@ -28,14 +31,14 @@ class FLHC:
         clusters  = agglomerative clustering of the delta_k, cut at a distance or at S clusters
         c_s       = sum_k n_k w_k / sum_k n_k over the clients of cluster s that answered, from round `warm` on
 
-    A client that was silent in the round of the clustering keeps to the common model c. When it first answers again, it
-    has trained from c and joins the cluster whose mean delta is nearest; that answer counts for nothing else. When
-    nobody answers in the round of the clustering, it is tried again in the next.
+    A client that did not answer in the clustering round keeps the common model c. When it first answers again, it has
+    trained from c and joins the cluster whose mean delta is nearest; that answer is used for nothing else. When nobody
+    answers in the clustering round, clustering is tried again in the next.
 
     Arguments:
         warm: FedAvg rounds before the clustering (the paper's n).
         distance: between updates.
-        threshold: clusters are merged up to this distance; decides in place of S where given.
+        threshold: clusters are merged up to this distance; replaces S if given.
         S: number of clusters.
         linkage: the distance of two clusters: their farthest pair (`complete`), the mean over pairs (`average`), or
             `ward`, which needs the distance l2.
@@ -44,9 +47,9 @@ class FLHC:
     The threshold is an absolute distance between updates for l2 and l1 (for cosine it is from 0 to 2), and depends on
     the model, the local solver and the data; so S = 2 is the default.
 
-    Cost: one task per client drawn, and one of everybody in the round of the clustering; one model down, one up.
+    Cost: one task per client drawn, and one by all clients in the clustering round; one model down, one up.
 
-    Use it: when each client's data comes from one source, or nearly so, and everybody can be asked once.
+    Use it: when each client's data comes from one source, or nearly so, and all clients can be asked once.
 
     Example:
         >>> FLHC(S=4).warm
@@ -64,27 +67,23 @@ class FLHC:
     K: Participants = "all"
 
     def check(self, clients: int) -> None:
-        """K distinct clients must exist, and the tree must be cut somewhere."""
-        check_participants("FLHC", self.K, clients)
+        """Raise unless K distinct clients exist and the tree is cut somewhere."""
+        super().check(clients)
         if self.linkage == "ward" and self.distance != "l2":
-            raise InputError(f"FLHC.distance = '{self.distance}' is not allowed: linkage 'ward' needs 'l2'")
+            raise SettingError("FLHC", "distance", self.distance, "linkage 'ward' needs 'l2'")
         if self.S is None and self.threshold is None:
-            raise InputError("FLHC.S is missing: give the number of clusters S, or a threshold")
+            raise MissingSetting("FLHC", "S", "give the number of clusters S, or a threshold")
 
     def init(self, site: Site, clients: int) -> State:
-        """One model, and nobody in a cluster: s_k = -1."""
+        """Start with one model and no client in a cluster: s_k = -1."""
         common = site.draw("center", 0)[None]
         s_k = torch.full((clients,), -1, device=common.device)
-        return {"centers": common.clone(), "u": common.new_ones((clients, 1)), "common": common,
-                "deltas": torch.zeros_like(common), "s_k": s_k}  # fmt: skip
-
-    def enrol(self, site: Site) -> Memory:
-        """Clients keep nothing."""
-        return {}
+        extra = {"common": common, "deltas": torch.zeros_like(common)}
+        return State(common.clone(), common.new_ones((clients, 1)), {"s": s_k}, extra)
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """FedAvg, the clustering, or FedAvg inside the clusters."""
-        c, common, deltas, s_k = (state[name] for name in ("centers", "common", "deltas", "s_k"))
+        """Play a round of FedAvg, the clustering, or FedAvg inside the clusters."""
+        c, s_k, common, deltas = state.centers, state.per_client["s"], state.extra["common"], state.extra["deltas"]
         warm = bool((s_k < 0).all())
         ids = ask.everyone if warm and t >= self.warm else participants(ask, self.K)
         answer = ask("train", ids, each={"start": own_models(c, common, s_k[ids])})
@@ -93,7 +92,7 @@ class FLHC:
         notes = {"selected": len(ids), "answered": len(answered)}
         if warm and (t < self.warm or not len(answered)):
             c = average(answer["w"], n[None], old=c)
-            return state | {"centers": c, "common": c.clone()}, notes
+            return state.update(centers=c, extra={"common": c.clone()}), notes
 
         delta = answer.rows("w", like=c) - own_models(c, common, s)
         if warm:
@@ -104,20 +103,20 @@ class FLHC:
         c = average(answer["w"], member.T * n, old=c)
         s_k = s_k.index_copy(0, answered, torch.where(s < 0, self.distances(delta, deltas).argmin(1), s))
         u = torch.where(s_k[:, None] < 0, 1 / len(c), one_hot(s_k.clamp(min=0), len(c)).to(c.dtype))
-        return {"centers": c, "u": u, "common": common, "deltas": deltas, "s_k": s_k}, notes
+        return State(c, u, {"s": s_k}, {"common": common, "deltas": deltas}), notes
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """From the center of the client's cluster, or from the common model."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Train from the center of the client's cluster, or from the common model."""
         w, _ = site.solve(shared["start"])
         return mine, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The center of the client's cluster, or the common model."""
-        return site.predictions(own_models(shared["centers"], shared["common"], shared["s_k"]))
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the center of the client's cluster, or the common model."""
+        return PersonalModels(own_models(state.centers, state.extra["common"], state.per_client["s"]))
 
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
-        """Between all updates of two sets, `[len(a), len(b)]`."""
+        """Return the distances between all updates of two sets, `[len(a), len(b)]`."""
         if self.distance == "cosine":
             a, b = (torch.nn.functional.normalize(x, dim=1) for x in (a, b))
             return 1 - a @ b.T
@@ -125,7 +124,7 @@ class FLHC:
         return torch.cdist(a, b, p=p, compute_mode="donot_use_mm_for_euclid_dist")
 
     def clusters(self, delta: Tensor) -> Tensor:
-        """The cluster of each update, numbered by mean update, so that the order of clients does not matter."""
+        """Return the cluster of each update, numbered by mean update, so that the order of clients does not matter."""
         from sklearn.cluster import AgglomerativeClustering
 
         if len(delta) == 1:
@@ -142,5 +141,5 @@ class FLHC:
 
 
 def own_models(centers: Tensor, common: Tensor, s: Tensor) -> Tensor:
-    """What clients of clusters `s[m]` use: their center, or the common model where s < 0."""
+    """Return what clients of clusters `s[m]` use: their center, or the common model where s < 0."""
     return torch.where(s[:, None] < 0, common, centers[s.clamp(min=0)])

@@ -9,15 +9,31 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants, select
-from fedsoft.checks import settings
-from fedsoft.contract import Answer, Ask, Ids, Memory, Reply, Site, State, job
+from fedsoft.clusters.averaging import average
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.selection import Participants, participants, select
+from fedsoft.core.contract import (
+    MIXTURE,
+    MODEL,
+    NUMBER,
+    Algorithm,
+    Answer,
+    Ask,
+    ClientState,
+    Ids,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+)
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["HypCluster"]
 
 
 @settings
-class HypCluster:
+class HypCluster(Algorithm):
     """Every client joins the center of the smallest mean training loss; the server moves it by the mean change.
 
     Maths:
@@ -28,17 +44,17 @@ class HypCluster:
         m_j = server_momentum m_j + d_j
         c_j = c_j + server_lr m_j
 
-    A center that nobody joins stays as it was, and so does its m_j. With `first = spread` the first round is spent on
-    the first centers: clients train from one draw; one of their models, picked at random, is the first center; then
-    the model of the client whose smallest loss over the centers so far is largest is added, until there are S. When
-    fewer clients answer, the other centers keep their own draws.
+    A center that nobody joins stays as it was, and so does its m_j. With `first = spread` the first round makes the
+    initial centers: clients train from one draw; one of their models, picked at random, is the first center; then the
+    model of the client whose smallest loss over the centers so far is largest is added, until there are S. When fewer
+    clients answer, the other centers keep their own draws.
 
     Arguments:
         S: number of centers (the paper's q).
         K: clients drawn in a round, or "all".
-        first: the first centers, each a `draw` of its own, or `spread` over the clients' models.
+        first: initial centers: each an independent `draw`, or `spread` over the clients' models.
         server_lr: the server's step along the mean change.
-        server_momentum: how much of the last change is carried on.
+        server_momentum: how much of the last change is carried over.
 
     Cost: one task per client drawn, and S evaluations of its points; S models down, one up. With `first = spread` the
         first round takes 1 + S (S + 1) / 2 evaluations.
@@ -59,40 +75,37 @@ class HypCluster:
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("HypCluster", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """Every center is a draw of its own; whether there is more to be done about them stands in `spread`."""
+        """Draw every center independently; `spread` says whether they are still to be spread."""
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
         u = c.new_full((clients, self.S), 1 / self.S)
         todo = torch.tensor(self.first == "spread", device=c.device)
-        return {"centers": c, "u": u, "momentum": torch.zeros_like(c), "spread": todo}
+        return State(c, u, extra={"momentum": torch.zeros_like(c), "spread": todo})
 
-    def enrol(self, site: Site) -> Memory:
-        """The last choice; nobody has chosen yet."""
+    def init_client(self, site: Site) -> ClientState:
+        """Return the last choice: center 0 until a client has chosen."""
         return {"s": torch.zeros_like(site.data.sizes)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Clients choose and train; the server moves each center along the mean change of those that chose it."""
-        c, m, ids = state["centers"], state["momentum"], participants(ask, self.K)
-        if state["spread"]:
+        """Have clients choose and train; move each center along the mean change of those that chose it."""
+        c, m, ids = state.centers, state.extra["momentum"], participants(ask, self.K)
+        if state.extra["spread"]:
             c, answer = self._spread(c, ask, ids)
-            state = state | {"spread": torch.full_like(state["spread"], len(answer.ids) == 0)}  # again, if nobody came
+            again = torch.full_like(state.extra["spread"], len(answer.ids) == 0)  # if nobody answered
+            state = state.update(extra={"spread": again})
         else:
             answer = ask("train", ids, centers=c)
             n = ask.sizes[answer.ids].to(c.device, torch.float64)
-            weights = answer.rows("u", like=state["u"]).T * n
+            weights = answer.rows("u", like=state.u).T * n
             joined = weights.sum(1, keepdim=True) > 0
             change = average(answer["w"], weights, old=c) - c
             m = torch.where(joined, self.server_momentum * m + change, m)
             c = torch.where(joined, c + self.server_lr * m, c)
-        state = state | {"centers": c, "u": answer.update("u", state["u"]), "momentum": m}
+        state = state.update(centers=c, u=answer.update("u", state.u), extra={"momentum": m})
         return state, {"selected": len(ids), "answered": len(answer.ids)}
 
     def _spread(self, c: Tensor, ask: Ask, ids: Ids) -> tuple[Tensor, Answer]:
-        """Centers far apart, and which of them each client chose."""
+        """Return centers far apart, and which of them each client chose."""
         models = ask("train", ids, centers=c[:1])
         if not len(models.ids):
             return c, models
@@ -112,19 +125,19 @@ class HypCluster:
             loss = judged["loss"].gather().cpu().numpy()
             picked.append(int(judged.ids[np.where(free, loss, -np.inf).argmax()]))
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+    @job(u=MIXTURE, w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Choose by the mean TRAINING loss, then train from there."""
         mine, reply = self.judge(site, mine, shared)
         w, _ = site.solve(shared["centers"][mine["s"]])
         return mine, {"u": reply["u"], "w": w}
 
-    @job
-    def judge(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """The best of the centers so far, and how good it is."""
+    @job(u=MIXTURE, loss=NUMBER)
+    def judge(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Reply with the best of the centers so far, and its loss."""
         loss, s = site.data.mean_by_client(site.losses(shared["centers"])).min(1)
         return mine | {"s": s}, {"u": one_hot(s, self.S).to(loss.dtype), "loss": loss}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The center of the last choice."""
-        return site.predictions(shared["centers"][mine["s"]])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the center of the last choice."""
+        return PersonalModels(state.centers[mine["s"]])

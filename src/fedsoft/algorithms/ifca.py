@@ -6,18 +6,20 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.centers.collapse import reseeded
-from fedsoft.centers.mixing import Participants, average, check_participants, one_hot, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.averaging import average
+from fedsoft.clusters.collapse import reseeded
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import CHOICE, MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["IFCA"]
 
 
 @settings
-class IFCA:
+class IFCA(Algorithm):
     """Every client joins the center of the smallest mean training loss and trains that one only.
 
     Maths:
@@ -58,37 +60,32 @@ class IFCA:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The settings to lower when training diverges, where the local solver's rate is not used."""
         return ("lr",) if self.average == "gradient" else ()
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("IFCA", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """Every center is a draw of its own: equal ones would leave the first choice to rounding."""
+        """Draw every center independently: equal ones would leave the first choice to rounding."""
         centers = torch.stack([site.draw("center", s) for s in range(self.S)])
-        return {"centers": centers, "u": centers.new_full((clients, self.S), 1 / self.S)}
+        return State(centers, centers.new_full((clients, self.S), 1 / self.S))
 
-    def enrol(self, site: Site) -> Memory:
-        """The last choice; nobody has chosen yet."""
+    def init_client(self, site: Site) -> ClientState:
+        """Return the last choice: center 0 until a client has chosen."""
         return {"s": torch.zeros_like(site.data.sizes)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Clients choose and train; the server averages by choice."""
-        c, ids = state["centers"], participants(ask, self.K)
+        """Have clients choose and train; average by choice."""
+        c, ids = state.centers, participants(ask, self.K)
         answer = ask("train", ids, centers=c)
         chosen = one_hot(answer.rows("s", like=c.long()[:, 0]), self.S)
-        u = state["u"].index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
+        u = state.u.index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
         if self.average == "model":
             c = average(answer["w"], chosen.T.double(), old=c)
             c = reseeded(c, u, ask.sizes, answer.rows("w", like=c)) if self.reseed else c
         else:
             c = c - self.lr * average(answer["gradient"], chosen.T.double(), old=torch.zeros_like(c))
-        return {"centers": c, "u": u}, {"selected": len(ids), "answered": len(answer.ids)}
+        return State(c, u), {"selected": len(ids), "answered": len(answer.ids)}
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
+    @job(s=CHOICE, w=MODEL, gradient=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Choose by the mean TRAINING loss, then train from there."""
         c = shared["centers"]
         s = site.data.mean_by_client(site.losses(c)).argmin(1)
@@ -97,6 +94,6 @@ class IFCA:
         w, _ = site.solve(c[s])
         return mine | {"s": s}, {"s": s, "w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The center of the last choice; center 0 for a client that was never drawn."""
-        return site.predictions(shared["centers"][mine["s"]])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the center of the last choice; center 0 for a client that was never drawn."""
+        return PersonalModels(state.centers[mine["s"]])

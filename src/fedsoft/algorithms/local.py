@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor
-
-from fedsoft.centers.mixing import Participants, check_participants, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job, prefixed, under
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.contract import Algorithm, Ask, ClientState, PersonalModels, Reply, State, job, prefixed, under
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["Local"]
 
 
 @settings
-class Local:
+class Local(Algorithm):
     """Every client trains a model on its own points alone; nothing is ever sent.
 
     Maths:
@@ -25,7 +24,7 @@ class Local:
 
     Arguments:
         K: clients that train in a round, or "all".
-        moments: whether the local optimiser's memory is `kept` over rounds or `fresh` in each.
+        optimizer_state: whether the local optimizer's state is `kept` over rounds or `fresh` in each.
 
     Cost: one task per client drawn; nothing down, nothing up.
 
@@ -33,7 +32,7 @@ class Local:
         the other clients.
 
     Example:
-        >>> Local().moments
+        >>> Local().optimizer_state
         'kept'
 
     Reference: the baseline of every paper on personalisation; for instance Mansour, Mohri, Ro, Suresh. Three approaches
@@ -41,34 +40,27 @@ class Local:
     """
 
     K: Participants = "all"
-    moments: Literal["kept", "fresh"] = "kept"
-
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("Local", self.K, clients)
+    optimizer_state: Literal["kept", "fresh"] = "kept"
 
     def init(self, site: Site, clients: int) -> State:
-        """No center."""
-        return {"centers": site.draw("client")[None][:0]}
+        return State(site.draw("client")[None][:0])
 
-    def enrol(self, site: Site) -> Memory:
-        """All clients share one first draw."""
+    def init_client(self, site: Site) -> ClientState:
+        """Start all clients at one common draw."""
         w = site.draw("client").repeat(len(site), 1)
-        return {"w": w, **prefixed("moments", site.solver.moments(w))}
+        return {"w": w, **prefixed("optimizer", site.solver.init_state(w))}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train."""
         ids = participants(ask, self.K)
         answer = ask("train", ids)
         return state, {"selected": len(ids), "answered": len(answer.ids)}
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """Further from where the client left off."""
-        moments = under("moments", mine) if self.moments == "kept" else None
-        w, moments = site.solve(mine["w"], moments)
-        return mine | {"w": w, **prefixed("moments", moments)}, {}
+    @job()
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Continue from the client's last model."""
+        optimizer = under("optimizer", mine) if self.optimizer_state == "kept" else None
+        w, optimizer = site.solve(mine["w"], optimizer)
+        return mine | {"w": w, **prefixed("optimizer", optimizer)}, {}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The client's own model w_k."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        return PersonalModels(mine["w"])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Slope
-from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
-from fedsoft.local import Work, own_outputs
+from fedsoft.clusters.one_center import OneCenter
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.batches import GradientParts
+from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.local_solve import Work, own_outputs
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["MAPPER"]
 
@@ -22,7 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @settings
-class MAPPER:
+class MAPPER(OneCenter):
     """Clients fit a local model to be mixed with the center, for several shares, and train the center under the best.
 
     Maths, for each client k drawn, with c the center that it received:
@@ -53,46 +55,31 @@ class MAPPER:
         (0.25, 0.5, 0.75)
 
     Reference: Mansour, Mohri, Ro, Suresh. Three approaches for personalization with applications to federated learning.
-        arXiv 2002.10619, 2020. Here w_k takes a whole pass of steps, as in FedAvg, where known code takes one step, and
-        the mean is weighted by n_k. Every v_k starts at the first center; v and w see the same batches.
+        arXiv 2002.10619, 2020. Here w_k takes a whole pass of steps, as in FedAvg, where other code takes one step, and
+        the mean is weighted by n_k. Every v_k starts at the initial center; v and w see the same batches.
     """
 
     K: Participants = "all"
     grid: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.25, 0.5, 0.75)
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("MAPPER", self.K, clients)
-
-    def init(self, site: Site, clients: int) -> State:
-        """One draw."""
-        return {"centers": site.draw("center", 0)[None]}
-
-    def enrol(self, site: Site) -> Memory:
-        """The personal mix w, the local v and its share. Both start at the first center: separate draws do not mix."""
+    def init_client(self, site: Site) -> ClientState:
+        """Return the mix w, the local model v and its share. Both start at one center: separate draws do not mix."""
         w = site.draw("center", 0).repeat(len(site), 1)
         return {"w": w, "v": w.clone(), "lam": w.new_full((len(site), 1), self.grid[0])}
 
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average over all that answered."""
-        c, ids = state["centers"], participants(ask, self.K)
-        answer = ask("train", ids, centers=c)
-        c = mean_by_size(ask, answer, c)
-        return {"centers": c}, {"selected": len(ids), "answered": len(answer.ids)}
-
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """The grid, all shares of all clients in one stack; then the center under the best share."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Train the grid, all shares of all clients in one stack; then the center under the best share."""
         m, count = len(site), len(self.grid)
         c = shared["centers"].repeat(m, 1)
-        # Every client stands there once for each share; its names and so its batches are the same.
+        # Repeat every client for each share; its name, and so its batches, stay the same.
         names = [name for name in site.names for _ in self.grid]
         wide = replace(
             site, data=site.data.take(np.repeat(np.arange(m), count)), names=names, work=Work.none(m * count)
         )
-        lam, still = c.new_tensor(self.grid).repeat(m)[:, None], c.repeat_interleave(count, 0)
-        v = train_share(wide, mine["v"].repeat_interleave(count, 0), lam, still)
-        best = mean_losses(wide, lam * v + (1 - lam) * still).view(m, count).argmin(1)
+        lam, fixed = c.new_tensor(self.grid).repeat(m)[:, None], c.repeat_interleave(count, 0)
+        v = train_share(wide, mine["v"].repeat_interleave(count, 0), lam, fixed)
+        best = mean_losses(wide, lam * v + (1 - lam) * fixed).view(m, count).argmin(1)
         site.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
         site.work.evaluations.add_(wide.work.evaluations.view(m, count).sum(1))
 
@@ -101,27 +88,27 @@ class MAPPER:
         w = train_share(site, c, 1 - lam, v)
         return mine | {"w": lam * v + (1 - lam) * w, "v": v, "lam": lam}, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The personal mix."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the personal mix."""
+        return PersonalModels(mine["w"])
 
 
-def train_share(site: Site, w: Tensor, share: Tensor, still: Tensor) -> Tensor:
-    """Minimise f_k(share w + (1 - share) still) over `w[m, P]`, with `share[m, 1]`."""
-    walk, solver = site.walk()
-    moments = {name: walk.stack(rows) for name, rows in site.solver.moments(w).items()}
-    w, share, still = walk.stack(w), walk.stack(share), walk.stack(still)
-    rule = solver.rule(moments, walk.plan)
-    for turn, b in walk:
-        active = slice(walk.plan.active[b])
+def train_share(site: Site, w: Tensor, share: Tensor, fixed: Tensor) -> Tensor:
+    """Minimise f_k(share w + (1 - share) fixed) over `w[m, P]`, with `share[m, 1]`."""
+    batches, solver = site.batches()
+    optimizer = {name: batches.stack(rows) for name, rows in site.solver.init_state(w).items()}
+    w, share, fixed = batches.stack(w), batches.stack(share), batches.stack(fixed)
+    stepper = solver.stepper(optimizer, batches.plan)
+    for step, b in batches:
+        active = slice(batches.plan.active[b])
         w_k, s = w[active], share[active]
-        rule.step(turn, w_k, Slope(s * walk.gradient(s * w_k + (1 - s) * still[active])))
-    site.spend(walk)
-    return walk.unstack(w)
+        stepper.step(step, w_k, GradientParts(s * batches.gradient(s * w_k + (1 - s) * fixed[active])))
+    site.count_work(batches)
+    return batches.unstack(w)
 
 
 def mean_losses(site: Site, w: Tensor) -> Tensor:
-    """The mean training loss of each client's own model `w[m, P]`, `[m]`."""
+    """Return the mean training loss of each client's own model `w[m, P]`, `[m]`."""
     output, y = own_outputs(site.model, site.data, w), site.data.y[site.data.points]
     site.work.evaluations.add_(site.data.sizes.cpu())
     return site.data.mean_by_client(site.model.loss(output[None], y[None])[0])

@@ -8,17 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Prox
-from fedsoft.centers.mixing import Participants, check_participants, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.batches import Prox
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
 from fedsoft.errors import InputError
+from fedsoft.settings import settings
 
 __all__ = ["MOCHA"]
 
 
 @settings
-class MOCHA:
+class MOCHA(Algorithm):
     """Every client has a linear model of its own; how the models relate is learned with them.
 
     Maths, with the models w_k as columns of W:
@@ -37,7 +38,7 @@ class MOCHA:
         outer: rounds between updates of Omega.
         eps: keeps Sigma invertible when there are more clients than parameters, or models that are alike. It has the
             unit of |w_k|^2, and a tenth of that is a good first try: the smaller eps is, the less a client can leave
-            the space that the models span, and the slower the rounds converge.
+            the span of the models, and the slower the rounds converge.
         K: clients drawn in a round, or "all".
 
     Cost: one task per client drawn; one model down, one up. The server works on an N x N matrix: N^2 P operations.
@@ -58,23 +59,19 @@ class MOCHA:
     eps: Annotated[float, Field(gt=0)] = 1.0
     K: Participants = "all"
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("MOCHA", self.K, clients)
-
     def init(self, site: Site, clients: int) -> State:
-        """W = 0, for which Sigma = I/N: clients that have nothing to do with each other yet. No centers."""
+        """Start at W = 0, for which Sigma = I/N: clients are not related yet. There are no centers."""
         w = first_models(site, clients)
-        return {"centers": w[:0], "w_k": w, "related_k": w.clone()}
+        return State(w[:0], per_client={"w": w, "related": w.clone()})
 
-    def enrol(self, site: Site) -> Memory:
-        """The personal model."""
+    def init_client(self, site: Site) -> ClientState:
         return {"w": first_models(site, len(site))}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Update Omega where it is due; then everybody drawn solves its part, the others' models held fixed."""
-        w, ids = state["w_k"], participants(ask, self.K)
-        related = w if t % self.outer == 0 else state["related_k"]  # Omega is kept as the models that it came from
+        """Update Omega when due; then have the clients drawn solve their parts, the others' models held fixed."""
+        w, ids = state.per_client["w"], participants(ask, self.K)
+        # Omega is stored as the models it was computed from.
+        related = w if t % self.outer == 0 else state.per_client["related"]
         omega = self.omega(related)
         sigma = (omega.abs().sum(1) / omega.diagonal()).max()
         strength = self.lam * sigma * omega.diagonal()[:, None]
@@ -83,11 +80,11 @@ class MOCHA:
         answer = ask("train", ids, each=each)
         w = answer.update("w", w)
         notes = {"selected": len(ids), "answered": len(answer.ids)}
-        return {"centers": state["centers"], "w_k": w, "related_k": related}, notes
+        return state.update(per_client={"w": w, "related": related}), notes
 
     def omega(self, w: Tensor) -> Tensor:
-        """The inverse of Sigma for models `w[N, P]`, `[N, N]` in float64."""
-        # From the singular values of W, so that the part of Sigma that it does not reach is exact: sqrt(eps) I.
+        """Return the inverse of Sigma for models `w[N, P]`, `[N, N]` in float64."""
+        # From the singular values of W, so that Sigma is exact outside its range: sqrt(eps) I.
         u, s, _ = torch.linalg.svd(w.double(), full_matrices=False)
         root, rest = (s.square() + self.eps).sqrt(), self.eps**0.5
         trace = root.sum() + (len(w) - len(s)) * rest
@@ -95,19 +92,18 @@ class MOCHA:
             (u * (1 / root - 1 / rest)) @ u.T + torch.eye(len(w), dtype=torch.float64, device=w.device) / rest
         )
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """The client's part of the problem, bounded from above."""
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Solve the client's part of the problem, bounded from above."""
         w, _ = site.solve(mine["w"], prox=Prox(shared["strength"], shared["target"]))
         return mine | {"w": w}, {"w": w}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The personal model w_k."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        return PersonalModels(mine["w"])
 
 
 def first_models(site: Site, count: int) -> Tensor:
-    """Zeros, for a model that MOCHA can train."""
+    """Return zeros; raise for a model that MOCHA cannot train."""
     if site.model.features is None:
         raise InputError("MOCHA needs a model that is linear in its parameters: 'linear' on a regression of one output")
     return torch.zeros_like(site.draw("client")).repeat(count, 1)

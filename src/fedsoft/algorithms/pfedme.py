@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.centers.mixing import Participants, check_participants, mean_by_size, participants
-from fedsoft.checks import settings
-from fedsoft.contract import Ask, Memory, Reply, Site, State, job
+from fedsoft.clusters.one_center import OneCenter
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
 
 __all__ = ["pFedMe"]
 
 
 @settings
-class pFedMe:
-    """Clients seek a personal model near the center batch by batch, and drag the center towards it.
+class pFedMe(OneCenter):
+    """Clients fit a personal model near the center, batch by batch, and move the center towards it.
 
     Maths, for each batch of a client k drawn, from theta_k = w_k = c:
 
@@ -25,7 +26,8 @@ class pFedMe:
         c        = (1 - beta) c + beta sum_k n_k w_k / sum_k n_k                 over those that answered
 
     theta_k approaches the minimiser of f_k(theta) + lambda/2 |theta - w_k|^2, so that lambda (w_k - theta_k) is the
-    gradient of its least value. For a large lambda theta_k follows w_k, which takes plain gradient steps of length eta.
+    gradient of that minimum in w_k (the Moreau envelope). For a large lambda theta_k follows w_k, which takes plain
+    gradient steps of length eta.
 
     Arguments:
         K: clients drawn in a round, or "all" (the paper's S).
@@ -62,43 +64,36 @@ class pFedMe:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The settings to lower when training diverges: the local solver's rate is not used."""
         return ("personal_lr", "eta")
 
-    def check(self, clients: int) -> None:
-        """K distinct clients must exist."""
-        check_participants("pFedMe", self.K, clients)
+    @property
+    def pull(self) -> float:
+        return self.lam
 
-    def init(self, site: Site, clients: int) -> State:
-        """One draw."""
-        return {"centers": site.draw("center", 0)[None]}
-
-    def enrol(self, site: Site) -> Memory:
-        """The personal models theta_k are the first center."""
+    def init_client(self, site: Site) -> ClientState:
+        """Start the personal models theta_k at the initial center."""
         return {"w": site.draw("center", 0).repeat(len(site), 1)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then go from the old center towards the mean, or beyond it for beta > 1."""
-        c, ids = state["centers"], participants(ask, self.K)
-        answer = ask("train", ids, centers=c)
-        mean = mean_by_size(ask, answer, c)
-        return {"centers": c.lerp(mean, self.beta)}, {"selected": len(ids), "answered": len(answer.ids)}
+        """Train, then move from the old center towards the mean, or beyond it for beta > 1."""
+        mean, notes = super().round(state, t, ask)
+        return State(state.centers.lerp(mean.centers, self.beta)), notes
 
-    @job
-    def train(self, site: Site, mine: Memory, shared: Reply) -> tuple[Memory, Reply]:
-        """For each batch an inner descent of theta_k, then one step of w_k."""
-        walk, _ = site.walk()
-        w = walk.stack(shared["centers"].repeat(len(site), 1))
+    @job(w=MODEL)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Descend theta_k for each batch, then take one step of w_k."""
+        batches, _ = site.batches()
+        w = batches.stack(shared["centers"].repeat(len(site), 1))
         theta = w.clone()
-        for _, b in walk:
-            active = slice(walk.plan.active[b])
+        for _, b in batches:
+            active = slice(batches.plan.active[b])
             w_k, theta_k = w[active], theta[active]
             for _ in range(self.steps):
-                theta_k -= self.personal_lr * (walk.gradient(theta_k) + self.lam * (theta_k - w_k))
+                theta_k -= self.personal_lr * (batches.gradient(theta_k) + self.lam * (theta_k - w_k))
             w_k -= self.eta * self.lam * (w_k - theta_k)
-        site.spend(walk)
-        return mine | {"w": walk.unstack(theta)}, {"w": walk.unstack(w)}
+        site.count_work(batches)
+        return mine | {"w": batches.unstack(theta)}, {"w": batches.unstack(w)}
 
-    def predict(self, site: Site, mine: Memory, shared: State) -> Tensor:
-        """The personal model theta_k."""
-        return site.predictions(mine["w"])
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the personal model theta_k."""
+        return PersonalModels(mine["w"])

@@ -1,4 +1,4 @@
-"""One file each: a new one is found by its name, nothing else needs to change (see `fedsoft.plugins`)."""
+"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
 
 from typing import Any
 

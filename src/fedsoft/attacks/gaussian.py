@@ -1,37 +1,34 @@
-"""Noise in place of models."""
+"""Gaussian noise in place of models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.checks import settings
-from fedsoft.contract import Reply
-from fedsoft.trust.attack import Honest, models, reference
+from fedsoft.core.contract import Kind, Reply
+from fedsoft.safety.malicious import Attack, Draws, Kinds, reference
+from fedsoft.settings import settings
 
 __all__ = ["Gaussian"]
 
 
 @settings
-class Gaussian(Honest):
-    """A liar sends c + noise, normal in every coordinate, some times as long as its true update.
+class Gaussian(Attack):
+    """A malicious client sends c + Gaussian noise, `factor` times as long as its true update.
 
     Arguments:
-        share: the share of clients that lie.
-        factor: how many times.
+        share: the share of clients that are malicious.
+        factor: length of the noise, as a multiple of the true update.
     """
 
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     factor: Annotated[float, Field(gt=0)] = 10.0
 
-    def reply(self, reply: Reply, sent: Reply, size: int, draws: Sequence[np.random.Generator]) -> Reply:
-        """Noise around the center."""
+    def reply(self, reply: Reply, sent: Reply, kinds: Kinds, draws: Draws) -> Reply:
         false = {}
-        for name in models(reply, size):
+        for name in (name for name in reply if kinds[name] is Kind.MODEL):
             w = reply[name]
             center = reference(w, sent)
             noise = np.stack([draw.standard_normal(w.shape[1:]) for draw in draws])

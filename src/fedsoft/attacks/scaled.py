@@ -1,32 +1,28 @@
-"""Updates that are far too long."""
+"""Scaled updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
-from fedsoft.checks import settings
-from fedsoft.contract import Reply
-from fedsoft.trust.attack import Honest, stretched
+from fedsoft.core.contract import Reply
+from fedsoft.safety.malicious import Attack, Draws, Kinds, stretched
+from fedsoft.settings import settings
 
 __all__ = ["Scaled"]
 
 
 @settings
-class Scaled(Honest):
-    """A liar sends c + factor (w - c) where it learned w from c.
+class Scaled(Attack):
+    """A malicious client sends c + factor (w - c) where it trained w from c.
 
     Arguments:
-        share: the share of clients that lie.
-        factor: how many times too long.
+        share: the share of clients that are malicious.
+        factor: length of the update sent, as a multiple of the true one.
     """
 
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     factor: Annotated[float, Field(gt=0)] = 10.0
 
-    def reply(self, reply: Reply, sent: Reply, size: int, draws: Sequence[np.random.Generator]) -> Reply:
-        """Stretched from the center."""
-        return stretched(reply, sent, size, self.factor)
+    def reply(self, reply: Reply, sent: Reply, kinds: Kinds, draws: Draws) -> Reply:
+        return stretched(reply, sent, kinds, self.factor)

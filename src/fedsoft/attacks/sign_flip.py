@@ -1,32 +1,28 @@
-"""Updates that point the other way."""
+"""Reversed updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
-from fedsoft.checks import settings
-from fedsoft.contract import Reply
-from fedsoft.trust.attack import Honest, stretched
+from fedsoft.core.contract import Reply
+from fedsoft.safety.malicious import Attack, Draws, Kinds, stretched
+from fedsoft.settings import settings
 
 __all__ = ["SignFlip"]
 
 
 @settings
-class SignFlip(Honest):
-    """A liar sends c - scale (w - c) where it learned w from c.
+class SignFlip(Attack):
+    """A malicious client sends c - scale (w - c) where it trained w from c.
 
     Arguments:
-        share: the share of clients that lie.
-        scale: how far the other way.
+        share: the share of clients that are malicious.
+        scale: length of the reversed update, as a multiple of the true one.
     """
 
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     scale: Annotated[float, Field(gt=0)] = 1.0
 
-    def reply(self, reply: Reply, sent: Reply, size: int, draws: Sequence[np.random.Generator]) -> Reply:
-        """Mirrored at the center."""
-        return stretched(reply, sent, size, -self.scale)
+    def reply(self, reply: Reply, sent: Reply, kinds: Kinds, draws: Draws) -> Reply:
+        return stretched(reply, sent, kinds, -self.scale)

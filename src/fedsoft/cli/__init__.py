@@ -1,17 +1,18 @@
-"""The command line. Thin: it reads arguments, calls the library, and prints. One file per family of commands."""
+"""The command line: reads arguments, calls the library, and prints. One file per family of commands."""
 
 # In the order in which help lists them.
 from fedsoft.cli import runs  # isort: skip
 from fedsoft.cli import compare  # isort: skip
 from fedsoft.cli import tune  # isort: skip
 from fedsoft.cli import choose as choose  # isort: skip
-from fedsoft.cli import newcomers as newcomers  # isort: skip
+from fedsoft.cli import new_clients as new_clients  # isort: skip
 from fedsoft.cli import paper as paper  # isort: skip
 from fedsoft.cli import report  # isort: skip
 from fedsoft.cli import listing  # isort: skip
 from fedsoft.cli import data as data  # isort: skip
 from fedsoft.cli import theory as theory  # isort: skip
 from fedsoft.cli import flower as flower  # isort: skip
-from fedsoft.cli.common import app, main  # isort: skip
+from fedsoft.cli.common import app  # isort: skip
+from fedsoft.cli.entry import main  # isort: skip
 
 __all__ = ["app", "compare", "listing", "main", "report", "runs", "tune"]

@@ -1,24 +1,29 @@
-"""What all commands share: the application, consoles, options, and how errors end."""
+"""What all commands share: the application, consoles, options, and how things are printed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.text import Text
 
-from fedsoft.cli.usage import usage
-from fedsoft.errors import FedsoftError, FilesGone, InputError
+from fedsoft.errors import FilesGone, InputError, unknown
 from fedsoft.escape import shown
+
+if TYPE_CHECKING:
+    from fedsoft.runs.run_options import RunOptions
+    from fedsoft.runs.spec import RunSpec
+    from fedsoft.studies.process_pool import ProcessPool, Progress
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
 
@@ -33,43 +38,65 @@ app = typer.Typer(
 
 
 class Terminal(Console):
-    """A console on which names and labels from data are text, whatever is in them."""
+    """A console that prints names and labels from data as plain text, whatever is in them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As it is, but for signs that a terminal would act on."""
+        """Escape characters that a terminal would act on."""
         for part in super().render(renderable, options):
             yield part if part.control else Segment(shown(part.text, lines=True), part.style)
 
 
 out, err = Terminal(), Terminal(stderr=True)
-PAGE = 110  # signs in a line of a table that goes into a file
+MOST_SEEDS = 10_000
+PAGE = 110  # characters in a line of a table that is written to a file
+STOPPED = 130  # exit code
+T = TypeVar("T")
 
 
 def page() -> Terminal:
-    """Where wide tables are printed: the terminal, or lines that are long but still read well in a file."""
+    """Return the console for wide tables: the terminal, or lines that are long but still readable in a file."""
     return out if out.is_terminal else Terminal(width=max(Terminal().width, PAGE))
 
 
+def say(text: str, to: Terminal = out) -> None:
+    """Print text as it is."""
+    to.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on standard output, and nothing else."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=str)
+    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
+
+
+def unless_stopped(found: T | None) -> T:
+    """Return a result; exit where there is none because the work was stopped."""
+    if found is None:
+        say("stopped and saved: the same command resumes it", err)
+        raise typer.Exit(STOPPED)
+    return found
+
+
 def preset_names(incomplete: str) -> list[str]:
-    """Presets that begin so, for completion."""
-    from fedsoft.runs.spec import presets
+    from fedsoft.runs.presets import presets
 
     return [name for name in presets() if name.startswith(incomplete)]
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Runs that begin so, for completion."""
     return sorted(p.parent.name for p in Path("runs").glob("*/run.json") if p.parent.name.startswith(incomplete))
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
         "--workers",
-        help="How many cores to use; all unless told. Results do not depend on it (with Ray: but for the last bits).",
+        help="Cores for each run; default: all, divided among runs at the same time. Does not change results (with "
+        "Ray: except for the last bits).",
     ),
 ]
 MemoryOption = Annotated[
@@ -77,23 +104,30 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory",
         metavar="SIZE",
-        help="RAM for what clients keep and answer, such as 4G; the rest goes to disk. Half of free RAM unless told.",
+        help="RAM for client state and replies, such as 4G; the rest goes to disk. Default: half of free RAM.",
     ),
 ]
 EngineOption = Annotated[str, typer.Option("--engine", help="Where clients are: local (this process), ray or flower.")]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="A cluster that is there; one is started here unless told."),
+    typer.Option("--address", metavar="HOST:PORT", help="A running cluster; default: one is started here."),
 ]
 KeepOption = Annotated[
     int | None,
-    typer.Option("--keep", metavar="N", min=1, help="Keep the state of every N-th round; of the last one unless told."),
+    typer.Option("--keep", metavar="N", min=1, help="Keep the state of every N-th round; default: of the last one."),
+]
+JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Processes, each with a run; 0: one per core.")]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="MODULE:NAME",
+        help="Code outside of fedsoft that the run's folder names and that may be imported; may be repeated.",
+    ),
 ]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, beginning of the name, or path.", autocompletion=run_names)
 ]
-
-
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -101,22 +135,119 @@ SourceArgument = Annotated[
     ),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
 ]
 FastOption = Annotated[
     bool, typer.Option("--fast", help="The fast variant, where there is one; see 'fedsoft list presets'.")
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds; default: as in the preset.")]
+PageOption = Annotated[
+    Path, typer.Option("--out", metavar="FILE.html", help="Where to write; .md and -data are written beside it.")
+]
+OpenOption = Annotated[bool, typer.Option("--open", help="Show it in the browser.")]
 
 
 def changes(set_: list[str] | None, rounds: int | None) -> list[str]:
-    """All changes that were asked for, as `key=value`."""
+    """Return all changes to a preset, as `key=value`."""
     return [*(set_ or []), *([f"rounds={rounds}"] if rounds is not None else [])]
 
 
+@dataclass(frozen=True)
+class SpecOptions:
+    """What to run."""
+
+    source: SourceArgument
+    set_: SetOption = None
+    fast: FastOption = False
+    rounds: RoundsOption = None
+
+    def read(self) -> RunSpec:
+        from fedsoft.runs import spec
+
+        return spec.read(self.source, changes(self.set_, self.rounds), fast=self.fast)
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """What a run may use."""
+
+    workers: WorkersOption = None
+    memory: MemoryOption = None
+    device: DeviceOption = "cpu"
+    engine: EngineOption = "local"
+    address: AddressOption = None
+
+    def options(self, *, keep: int | None = None, data: Path | None = None) -> RunOptions:
+        """Check everything before a folder is made."""
+        from fedsoft.engine.registry import NEEDS
+        from fedsoft.machine.resources import check_workers, memory_size
+        from fedsoft.runs.run_options import RunOptions
+        from fedsoft.training import check_device
+
+        check_device(self.device)
+        check_workers(self.workers)
+        memory_size(self.memory)
+        if self.engine not in NEEDS:
+            raise unknown("engine", self.engine, NEEDS)
+        return RunOptions(
+            device=self.device, workers=self.workers, memory=self.memory, engine=self.engine, address=self.address,
+            keep=keep, data=data,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PoolOptions(MachineOptions):
+    """What many runs may use, and where they are saved."""
+
+    jobs: JobsOption = 0
+    out_dir: OutOption = Path("runs")
+
+    @contextlib.contextmanager
+    def pool(self, title: str) -> Iterator[ProcessPool]:
+        """Yield a process pool whose progress is shown."""
+        from fedsoft.cli.progress import Bar
+        from fedsoft.studies.process_pool import ProcessPool
+
+        with Bar(err, "runs") as bar:
+
+            def show(now: Progress) -> None:
+                bar.show(title, now.finished, now.total, f"{now.rounds} rounds", now.left or 0.0)
+
+            yield ProcessPool(self.out_dir, self.jobs, self.options(), show)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take dataclasses of options: every field becomes an option of its own."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for name, kind in get_type_hints(command, include_extras=True).items():
+        if name == "return":
+            continue
+        made = {name: (kind, inspect.signature(command).parameters[name].default)}
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[name] = kind
+            hints = get_type_hints(kind, include_extras=True)
+            made = {f.name: (hints[f.name], inspect.Parameter.empty if f.default is MISSING else f.default)
+                    for f in fields(kind)}  # fmt: skip
+        parameters += [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+            for key, (hint, default) in made.items()
+        ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        made = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    del call.__wrapped__
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return call
+
+
 @contextlib.contextmanager
-def files_told_by(how: str) -> Iterator[None]:
-    """Where the files of a run are gone, tell what to type."""
+def advise_data_option(how: str) -> Iterator[None]:
+    """Where the files of a run are gone, say what to type."""
     try:
         yield
     except FilesGone as error:
@@ -124,61 +255,15 @@ def files_told_by(how: str) -> Iterator[None]:
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """`0..4` or `0,1,7` as numbers."""
-    if span := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
-        found = list(range(int(span[1]), int(span[2]) + 1))
-    elif re.fullmatch(r"\d+(,\d+)*", text.strip()):
+    """Return `0..4` or `0,1,7` as numbers."""
+    if span := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text.strip()):
+        found = range(int(span[1]), int(span[2]) + 1)
+    elif re.fullmatch(r"\d{1,18}(,\d{1,18})*", text.strip()):
         found = [int(part) for part in text.split(",")]
     else:
         raise InputError(f"{option} '{text}' is not allowed: should be a span 0..4 or a list 0,1,7")
     if not found:
         raise InputError(f"{option} '{text}' is empty: the first should not be above the last")
+    if len(found) > MOST_SEEDS:
+        raise InputError(f"{option} '{text}' is not allowed: should be at most {MOST_SEEDS} seeds")
     return list(dict.fromkeys(found))
-
-
-def print_json(value: Any) -> None:
-    """One JSON value on standard output, and nothing else."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, default=str)
-    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
-
-
-def version(show_it: bool) -> None:
-    """Print the version and stop."""
-    if show_it:
-        from fedsoft import __version__
-
-        out.print(f"fedsoft {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback(epilog="Example:  fedsoft run synthetic-10-90")
-def _top(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="The version.")
-    ] = False,
-) -> None:
-    pass
-
-
-def main() -> NoReturn:
-    """Entry point: errors of the user are one sentence and exit code 2."""
-    try:
-        code = app(prog_name="fedsoft", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:  # its help is on the screen
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        err.print(Text.assemble(("error: ", "bold red"), shown(usage(error))), soft_wrap=True)
-        sys.exit(2)
-    except click.Abort:
-        sys.exit(1)
-    except FedsoftError as error:
-        err.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        sys.exit(2)
-    except OSError as error:  # such as a name that is too long for a file
-        about = f" '{shown(str(error.filename))[:200]}'" if error.filename else ""
-        err.print(Text.assemble(("error: ", "bold red"), f"{error.strerror or error}{about}"), soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("stopped; what was saved before is unharmed")
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)

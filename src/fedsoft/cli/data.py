@@ -1,4 +1,4 @@
-"""data: the files of published images."""
+"""data: the files of published data sets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.checks import toml
-from fedsoft.cli.common import JsonOption, app, err, out, print_json
+from fedsoft.cli.common import JsonOption, app, err, out, print_json, say
 from fedsoft.errors import InputError
+from fedsoft.storage.toml import toml
 
 data = typer.Typer(
-    help="Find, download, check and look at the images of data sets.",
+    help="Find, download, check and look at the files of data sets.",
     epilog="Example:  fedsoft data ls",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -24,7 +24,7 @@ app.add_typer(data, name="data")
 
 
 def _names(incomplete: str) -> list[str]:
-    from fedsoft.images.registry import COLLECTIONS
+    from fedsoft.data.registry import COLLECTIONS
 
     return [name for name in COLLECTIONS if name.startswith(incomplete)]
 
@@ -39,14 +39,14 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Data set; see 'fedsoft data ls'.", autocompletion=_names)
 ]
 DirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder with the files; else FEDSOFT_DATA, then the cache.")
+    Path | None, typer.Option("--data-dir", help="Folder with the files; default: FEDSOFT_DATA, then the cache.")
 ]
 
 
 @data.command(epilog="Example:  fedsoft data ls")
 def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """List the data sets that need files, and where these are."""
-    from fedsoft.images import registry
+    from fedsoft.data import registry
 
     rows = []
     for name, wanted in registry.COLLECTIONS.items():
@@ -66,40 +66,38 @@ def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
 
 @data.command(epilog="Example:  fedsoft data fetch letters")
 def fetch(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
-    """Download the files of a data set, unless they are there, and check them. What was cut off goes on."""
-    from fedsoft.images import fetch as fetching
-    from fedsoft.progress import DownloadProgress
+    """Download the files of a data set, unless they are there, and check them. An interrupted download is resumed."""
+    from fedsoft.cli.progress import Bar
+    from fedsoft.data import fetch as fetching
 
-    with DownloadProgress(err) as progress:
-        report = fetching.fetch(name, data_dir, progress.update)
-    _tell(report, json_)
+    with Bar(err, "bytes") as bar:
+
+        def show(url: str, done: int, total: int | None) -> None:
+            if url not in bar.tasks:
+                say(f"Downloading {url} ...", err)
+            bar.show(url, done, total)
+
+        report = fetching.fetch(name, data_dir, show)
+    _print(report, json_)
 
 
 @data.command(epilog="Example:  fedsoft data check letters --data-dir ~/data")
 def check(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """Read all files of a data set; compare counts and checksums with the published ones."""
-    from fedsoft.images import fetch as fetching
+    from fedsoft.data import fetch as fetching
 
-    _tell(fetching.check(name, data_dir), json_)
+    _print(fetching.check(name, data_dir), json_)
 
 
-def _tell(report: Any, json_: bool) -> None:
-    """What was found out about files."""
+def _print(report: Any, json_: bool) -> None:
     if json_:
-        print_json(
-            {
-                "name": report.name,
-                "folder": str(report.folder),
-                "train": report.train,
-                "test": report.test,
-                "complete": report.complete,
-                "checksums": report.checksums,
-                "verdict": report.verdict,
-            }
-        )
+        keys = ("name", "folder", "train", "test", "complete", "checksums", "verdict")
+        print_json({key: getattr(report, key) for key in keys})
         return
-    text = f"{report.name}: {report.train} training and {report.test} test images in {report.folder}: {report.verdict}"
-    out.print(Text(text), soft_wrap=True)
+    images = f"{report.train} training and {report.test} test images"
+    count = f"{report.train} rows" if report.unit == "rows" else images
+    text = f"{report.name}: {count} in {report.folder}: {report.verdict}"
+    say(text)
 
 
 @data.command(epilog="Example:  fedsoft data show letters --set 'rotations=[0, 90]' --out letters.png")
@@ -110,35 +108,35 @@ def show(
     ],
     out_file: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to write the picture.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of it; may be given often.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of it; may be repeated.")
     ] = None,
     data_dir: DirOption = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Draw examples of every source with their labels."""
     from fedsoft import plugins
-    from fedsoft.reports.sheets import contact_sheet
-    from fedsoft.runs.disk import write_folder
+    from fedsoft.reports.contact_sheet import contact_sheet
+    from fedsoft.storage.atomic import write_folder
 
     if out_file.suffix.lower() != ".png":
         raise InputError(f"--out '{out_file}' is not allowed: should end in .png")
-    known = plugins.parameters(plugins.find("datasets", name))
-    # One client of one point will do: what is drawn are the test images. Any number of sources should be possible.
+    known = plugins.parameters(plugins.find("datasets", name, [name]))
+    # One client with one point is enough, as the test images are drawn. Any number of sources should be possible.
     least = {"partition": "random", "clients": 1, "points": [1, 1], "held_out": 0.0}
     settings = {key: value for key, value in least.items() if key in known} | dict(map(_setting, set_ or []))
     if data_dir is not None:
         settings["data_dir"] = str(data_dir)
-    fed = plugins.build("datasets", name, settings)
+    fed = plugins.build("datasets", name, settings, [name])
     picture = contact_sheet(fed, _labels(name, fed.shape.outputs), name)
     write_folder(out_file.parent, {out_file.name: picture})
     if json_:
         print_json({"name": name, "file": str(out_file), "sources": list(fed.truth.names) if fed.truth else None})
         return
-    out.print(Text(f"Saved {out_file}"), soft_wrap=True)
+    say(f"Saved {out_file}")
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """`key=value` with the value in TOML; a bare word is a string."""
+    """Split `key=value`, with the value in TOML; a bare word is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set '{text}' is not allowed: should be key=value, for instance rotations=[0, 90]")
@@ -149,8 +147,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _labels(name: str, classes: int) -> list[str]:
-    """The names of the labels, as far as they have names."""
-    from fedsoft.images.registry import COLLECTIONS
+    """Return the names of the labels where they have names, else their numbers."""
+    from fedsoft.data.registry import COLLECTIONS
 
     if name == "letters":
         return list(string.ascii_lowercase)

@@ -1,4 +1,4 @@
-"""flower: a true federation, on this machine for trying and as a project for real."""
+"""flower: a federation on Flower, on this machine for trying and as a project for real use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fedsoft.cli.common import (
     SourceArgument,
     app,
     changes,
+    err,
     out,
     print_json,
 )
@@ -35,9 +36,9 @@ HERE = Path("federation")
 
 
 @flower.command(epilog="Example:  fedsoft flower init hospitals")
-def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet.")]) -> None:
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
     """Write a commented project for a real federation: server, nodes, certificates, keys, proxy, services."""
-    from fedsoft.engines.flower.project import write_project
+    from fedsoft.flower.project import write_project
 
     for path in write_project(folder):
         out.print(str(path), markup=False, highlight=False)
@@ -46,16 +47,16 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder th
 
 @flower.command(epilog="Example:  fedsoft flower up --nodes 4")
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", help="How many; each holds its share of a run's clients.")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes; each holds its share of a run's clients.")] = 4,
     folder: DirOption = HERE,
 ) -> None:
     """Start a SuperLink and nodes on this machine, with TLS and node authentication, for trying."""
-    from fedsoft.engines.flower.loopback import Loopback
+    from fedsoft.flower.local_cluster.cluster import LocalCluster
 
-    federation = Loopback(folder.absolute())
+    federation = LocalCluster(folder.absolute())
     with out.status("starting a SuperLink and its nodes ..."):
         federation.up(nodes)
-    out.print(f"{nodes} nodes are up at {federation.address}, in '{folder}'", markup=False, highlight=False)
+    out.print(f"{nodes} nodes are up at {federation.settings.address}, in '{folder}'", markup=False, highlight=False)
     out.print(f"run something:  fedsoft flower run synthetic-10-90 --dir {folder}", markup=False, highlight=False)
 
 
@@ -67,35 +68,36 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
     rounds: RoundsOption = None,
     out_dir: OutOption = Path("runs"),
-    again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is saved already.")] = False,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Run a preset or a TOML file on the federation. A run that was stopped is taken up. Rules: DIR/rules.toml."""
+    """Run a preset or a TOML file on the federation. A stopped run is resumed. Terms: DIR/terms.toml."""
     from fedsoft.cli.runs import carry_out, show_runs
     from fedsoft.runs import spec as specs
-    from fedsoft.runs.execution import place
+    from fedsoft.runs.execute import place
+    from fedsoft.runs.run_options import RunOptions
 
     spec = specs.read(source, changes(set_, rounds))
     spec = spec if seed is None else spec.with_seed(seed)
-    share = {"device": "cpu", "workers": None, "memory": None, "engine": "flower", "address": str(folder)}
-    show_runs([carry_out(spec, place(spec, out_dir, again=again), share)], json_)
+    options = RunOptions(engine="flower", address=str(folder))
+    show_runs([carry_out(spec, place(spec, out_dir, again=again), options)], json_)
 
 
 @flower.command(epilog="Example:  fedsoft flower status")
 def status(folder: DirOption = HERE, json_: JsonOption = False) -> None:
-    """Tell which processes of the federation run."""
-    from fedsoft.engines.flower.loopback import Loopback
+    """Show which processes of the federation run."""
+    from fedsoft.flower.local_cluster.cluster import LocalCluster
 
-    federation = Loopback(folder.absolute())
-    about = {"address": federation.address, "nodes": federation.settings["nodes"]}
-    rows = {name: "runs" if process.alive else "ended" for name, process in federation.processes().items()}
+    federation = LocalCluster(folder.absolute())
+    settings = federation.settings
+    rows = {name: "runs" if process.alive else "ended" for name, process in federation.processes.read().items()}
     if json_:
-        print_json(about | {"processes": rows})
+        print_json({"address": settings.address, "nodes": settings.nodes, "processes": rows})
         return
     if not rows:
-        out.print(f"nothing runs: start it again with  fedsoft flower up --nodes {about['nodes']}", markup=False)
+        out.print(f"no process runs: start them with  fedsoft flower up --nodes {settings.nodes}", markup=False)
         return
-    table = Table("process", "state", title=f"{about['nodes']} nodes at {about['address']}")
+    table = Table("process", "state", title=f"{settings.nodes} nodes at {settings.address}")
     for name, state in rows.items():
         table.add_row(name, state)
     out.print(table)
@@ -103,50 +105,66 @@ def status(folder: DirOption = HERE, json_: JsonOption = False) -> None:
 
 @flower.command(epilog="Example:  fedsoft flower down")
 def down(folder: DirOption = HERE) -> None:
-    """End all processes of the federation. What clients remember stays, so that runs can be taken up."""
-    from fedsoft.engines.flower.loopback import Loopback
+    """End all processes of the federation. The clients' memory stays, so that runs can be resumed."""
+    from fedsoft.flower.local_cluster.cluster import LocalCluster
 
-    federation = Loopback(folder.absolute())
-    federation.settings  # noqa: B018  complains when there is none
+    federation = LocalCluster(folder.absolute())
+    federation.settings  # noqa: B018  raises when there is none
     ended = federation.down()
-    out.print(f"ended {', '.join(ended)}" if ended else "nothing was running", markup=False, highlight=False)
+    out.print(f"ended {', '.join(ended)}" if ended else "no process was running", markup=False, highlight=False)
     out.print(
-        f"keys, certificates and what clients remember stay in '{folder}'; delete it to forget them",
+        f"keys, certificates and the clients' memory stay in '{folder}'; delete it to remove them",
         markup=False, highlight=False,
     )  # fmt: skip
 
 
+@flower.command(epilog="Example:  fedsoft flower register keys/hospital-a.pub")
+def register(
+    keys: Annotated[list[Path], typer.Argument(metavar="KEY.pub ...", help="Public keys of nodes.")],
+    folder: DirOption = HERE,
+) -> None:
+    """Let nodes with these keys in. Prints their fingerprints, which belong into the run's file."""
+    from fedsoft.flower.local_cluster import flwr
+    from fedsoft.flower.local_cluster.files import ClusterFiles
+
+    for path, fingerprint in zip(keys, flwr.register(ClusterFiles(folder.absolute()), keys), strict=True):
+        out.print(f'{path.stem} = "{fingerprint}"', markup=False, highlight=False, soft_wrap=True)
+
+
+NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")]
+
+
 @flower.command(epilog="Example:  fedsoft flower worker node.toml")
-def worker(
-    node: Annotated[Path, typer.Argument(metavar="NODE.toml", help="What this node is.")],
-    starter: Annotated[
-        str | None,
-        typer.Option("--starter", metavar="SOCKET", help="Also start Flower's app quickly; see the project."),
-    ] = None,
-) -> None:
-    """Keep a node's model, data and memory loaded, and answer its app. Runs until it is ended."""
-    from fedsoft.engines.flower.nodefile import NodeConfig
+def worker(node: NodeArgument) -> None:
+    """Keep a node's model, data and memory loaded, and answer its SuperNode. Runs until it is ended."""
+    from fedsoft.flower.launcher import LAUNCH, NODE
+    from fedsoft.flower.node.config import NodeConfig
 
-    NodeConfig(node)
-    if starter is None:
-        from fedsoft.engines.flower.worker import main
-
-        main(str(node))
-    # In place of this process: it has imported torch to check the file, and what has threads cannot be forked.
-    from fedsoft.engines.flower.loopback import STARTER
-    from fedsoft.engines.flower.starter import NODE
-
-    os.execv(sys.executable, [sys.executable, "-c", STARTER, NODE, starter, str(node)])
+    config = NodeConfig(node)
+    err.print(f"{config.check()}, at {config.socket}", markup=False, highlight=False, soft_wrap=True)
+    # In place of this process: it has imported torch to check the file, and a process with threads cannot be forked.
+    os.execv(sys.executable, [sys.executable, "-c", LAUNCH, NODE, f"{config.socket}.start", str(node)])
 
 
-@flower.command(epilog="Example:  fedsoft flower shim /etc/fedsoft/bin /run/fedsoft/starter.sock")
-def shim(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that comes first on the SuperNode's path.")],
-    starter: Annotated[Path, typer.Argument(metavar="SOCKET", help="The --starter of the node's worker.")],
-) -> None:
-    """Write the small command that has Flower's app started by the worker, in milliseconds."""
-    from fedsoft.engines.flower.loopback import command
-    from fedsoft.engines.flower.starter import NODE, write_shim
+@flower.command(
+    epilog="Example:  fedsoft flower supernode node.toml --superlink federation.example.org:443 "
+    "--root-certificates ca.pem --key keys/hospital-a"
+)
+def supernode(
+    node: NodeArgument,
+    superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The address of the server.")],
+    authority: Annotated[Path, typer.Option("--root-certificates", help="The server's ca.pem.")],
+    key: Annotated[Path, typer.Option("--key", help="The private key of this node.")],
+    port: Annotated[int, typer.Option("--port", help="On this machine, for the SuperNode's own use.")] = 9094,
+) -> None:  # fmt: skip
+    """Start Flower's SuperNode so that it runs nothing but fedsoft: no app that a server ships. Needs the worker."""
+    from fedsoft.flower.keys import check_certificate, check_private_key
+    from fedsoft.flower.local_cluster import flwr
+    from fedsoft.flower.node.config import NodeConfig
 
-    write_shim(folder, starter, command(NODE))
-    out.print(str(folder / NODE), markup=False, highlight=False)
+    check_certificate(authority)
+    check_private_key(key)
+    worker = NodeConfig(node).socket
+    commands = worker.with_name(f"{worker.name}.bin")
+    line = flwr.supernode_line(commands, worker, superlink, authority.absolute(), key.absolute())
+    os.execve(line[0], [*line, "--port", str(port)], os.environ | flwr.QUIET | flwr.POLL | {"PATH": str(commands)})

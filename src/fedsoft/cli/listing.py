@@ -1,4 +1,4 @@
-"""list: what can be used in a run."""
+"""list: what a run can be made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsoft import plugins
 from fedsoft.cli.common import JsonOption, app, out, print_json
 from fedsoft.errors import unknown
 
-LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "rules", "attacks", "presets")
+LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "aggregators", "attacks", "presets")
 
 
 def _kinds(incomplete: str) -> list[str]:
@@ -26,11 +26,11 @@ def list_(
     ],
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """List what can be used in a run, with settings and defaults."""
+    """List what a run can be made of, with settings and defaults."""
     if kind not in LISTED:
         raise unknown("kind", kind, LISTED)
     if kind == "presets":
-        from fedsoft.runs.spec import presets
+        from fedsoft.runs.presets import presets
 
         rows = [
             {"name": name, "about": preset.about, "settings": {}, "fast": preset.fast}
@@ -51,5 +51,6 @@ def list_(
 def _described(kind: str, name: str) -> dict[str, Any]:
     thing = plugins.find(kind, name)
     about = (thing.__doc__ or "").strip().split("\n\n")[0]
-    settings = {key: "" if p.default is p.empty else p.default for key, p in plugins.parameters(thing).items()}
+    known = plugins.own_settings(kind, name)
+    settings = {key: "" if p.default is p.empty else p.default for key, p in known.items()}
     return {"name": name, "about": " ".join(about.split()), "settings": settings}

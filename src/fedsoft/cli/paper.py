@@ -1,4 +1,4 @@
-"""paper: the tables and figures of the FedSoft paper, run again and reported beside the published values."""
+"""paper: the tables and figures of the FedSoft paper, reproduced and reported beside the published values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import typer
 from rich import box
 from rich.table import Table
 
-from fedsoft.cli.common import DeviceOption, JsonOption, MemoryOption, OutOption, app, err, out, page, print_json
+from fedsoft.cli.common import (
+    JobsOption,
+    JsonOption,
+    OpenOption,
+    OutOption,
+    PageOption,
+    PoolOptions,
+    RunsOption,
+    app,
+    err,
+    grouped,
+    page,
+    print_json,
+    say,
+    unless_stopped,
+)
 from fedsoft.errors import InputError, unknown
 
-paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper: every table and figure, published and obtained.")
+paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper: every table and figure, published and ours.")
 app.add_typer(paper, name="paper", epilog="Example:  fedsoft paper run table1-synthetic")
 
 
@@ -25,13 +40,12 @@ def _items(incomplete: str) -> list[str]:
 
 ItemsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ITEM...", help="See 'fedsoft paper ls'; all unless told.", autocompletion=_items),
+    typer.Argument(metavar="ITEM...", help="See 'fedsoft paper ls'; default: all.", autocompletion=_items),
 ]
 ScaleOption = Annotated[
     str, typer.Option("--scale", help="paper, or fast for images with fewer rounds and smaller networks.")
 ]
-SeedsOption = Annotated[int | None, typer.Option("--seeds", help="How many seeds; as each item has it unless told.")]
-JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0 for one per core.")]
+SeedsOption = Annotated[int | None, typer.Option("--seeds", help="How many seeds; default: as many as each item has.")]
 
 
 @paper.command(epilog="Example:  fedsoft paper ls")
@@ -39,13 +53,13 @@ def ls(
     items: ItemsArgument = None, seeds: SeedsOption = None, jobs: JobsOption = 0, out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """List the items, how many runs are finished, and what they take here at each scale, from measured step times."""
-    from fedsoft.paper.items import SCALES
+    """List the items, how many runs are finished, and the time left at each scale, from measured step times."""
+    from fedsoft.paper.item_kinds import SCALES
     from fedsoft.paper.library import Library
     from fedsoft.paper.run import chosen, seeds_of
     from fedsoft.paper.speed import core_seconds, forecast
-    from fedsoft.reports.tables import duration
-    from fedsoft.studies.farm import processes
+    from fedsoft.reports.numbers import duration
+    from fedsoft.studies.process_pool import processes
 
     library, many = Library(out_dir, looks=True), processes(jobs)
     found = chosen(items or [])
@@ -73,56 +87,36 @@ def ls(
         cells = [str(row[key]) for key in ("item", "title")]
         for scale in SCALES:
             time = row[f"{scale}_seconds"]
-            told = duration(time) if isinstance(time, float) and time else "no data" if time is None else "-"
-            cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), told]
+            text = duration(time) if isinstance(time, float) and time else "no data" if time is None else "-"
+            cells += [str(row[f"{scale}_runs"]), str(row[f"{scale}_finished"]), text]
         table.add_row(*cells)
     page().print(table)
 
 
 @paper.command(epilog="Example:  fedsoft paper run table1-synthetic table6 --jobs 2")
+@grouped
 def run(
-    items: ItemsArgument = None, scale: ScaleOption = "fast", seeds: SeedsOption = None, jobs: JobsOption = 0,
-    memory: MemoryOption = None, device: DeviceOption = "cpu", out_dir: OutOption = Path("runs"),
-) -> None:  # fmt: skip
-    """Run what the items need and is not saved already. Ctrl-C saves and stops; the same command goes on."""
+    machine: PoolOptions, items: ItemsArgument = None, scale: ScaleOption = "fast", seeds: SeedsOption = None
+) -> None:
+    """Run what the items need and is not saved already. Ctrl-C saves and stops; the same command resumes it."""
     from fedsoft.paper.run import carry_out, chosen
-    from fedsoft.progress import FarmProgress
-    from fedsoft.studies.farm import even_share, processes
 
-    many = processes(jobs)
-    with FarmProgress(err, "the paper") as progress:
-        done = carry_out(
-            chosen(items or []),
-            _scale(scale),
-            _count(seeds),
-            out_dir,
-            jobs=many,
-            share=even_share(many, device, None, memory),
-            on_progress=progress.update,
-        )
-    if done is None:
-        err.print("stopped and saved: the same command goes on from here")
-        raise typer.Exit(130)
+    with machine.pool("the paper") as pool:
+        ended = carry_out(chosen(items or []), _scale(scale), _count(seeds), pool)
+    done = unless_stopped(ended)
     for name, problem in done.failures.items():
-        err.print(f"failed: {name}: {problem}", markup=False, highlight=False, soft_wrap=True)
-    told = f"{done.runs} runs are there. Next: fedsoft paper report --scale {scale}"
-    out.print(told, markup=False, highlight=False, soft_wrap=True)
+        say(f"failed: {name}: {problem}", err)
+    say(f"{done.runs} runs are saved. Next: fedsoft paper report --scale {scale}")
 
 
 @paper.command(epilog="Example:  fedsoft paper report --out paper.html")
 def report(
     items: ItemsArgument = None, scale: ScaleOption = "fast", seeds: SeedsOption = None,
-    file: Annotated[
-        Path, typer.Option("--out", metavar="FILE.html", help="Where to write; .md and -data go beside it.")
-    ] = Path("paper.html"),
-    runs_dir: Annotated[
-        Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")
-    ] = Path("runs"),
+    file: PageOption = Path("paper.html"), runs_dir: RunsOption = Path("runs"),
     findings: Annotated[
         Path | None, typer.Option("--findings", metavar="FILE.md", help="Also write the verdicts alone.")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    json_: JsonOption = False,
+    open_: OpenOption = False, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write one page with every item: published, ours, the difference, and a verdict by a stated rule."""
     from fedsoft.paper.report import write
@@ -133,8 +127,8 @@ def report(
         print_json({"path": str(file), "verdicts": found})
         return
     for name, sentence in found.items():
-        out.print(f"{name}: {sentence}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"Saved: {file}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{name}: {sentence}")
+    say(f"Saved: {file}")
     if open_:
         typer.launch(file.resolve().as_uri())
 
@@ -144,7 +138,7 @@ def _known(seconds: float) -> float | None:
 
 
 def _scale(text: str):
-    from fedsoft.paper.items import SCALES
+    from fedsoft.paper.item_kinds import SCALES
 
     for scale in SCALES:
         if scale == text:

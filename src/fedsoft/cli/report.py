@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import app, out, run_names
+from fedsoft.cli.common import AllowOption, OpenOption, PageOption, RunsOption, app, run_names, say
 
 
 @app.command(epilog="Example:  fedsoft report runs/synthetic-10-90-s* --out report.html")
@@ -20,23 +20,21 @@ def report(
             autocompletion=run_names,
         ),
     ],
-    file: Annotated[
-        Path, typer.Option("--out", metavar="FILE.html", help="Where to write; .md and -data go beside it.")
-    ] = Path("report.html"),
-    runs_dir: Annotated[
-        Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")
-    ] = Path("runs"),
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    file: PageOption = Path("report.html"),
+    runs_dir: RunsOption = Path("runs"),
+    allow: AllowOption = None,
+    open_: OpenOption = False,
 ) -> None:  # fmt: skip
     """Write one or several runs, or a comparison, as a web page that needs no network.
 
-    The same run with several seeds becomes one page of means and deviations; different runs are set side by side.
+    Several seeds of the same run become one page of means and standard deviations; different runs are shown side by
+    side.
     """
     from fedsoft import __version__
-    from fedsoft.reports.webpage import report as write
+    from fedsoft.reports.web_page import report as write
 
-    written = write(names, runs_dir, file, made_by=f"Made by fedsoft {__version__}.")
-    page, text, data = written
-    out.print(f"Saved: {page} ({text.name}, {data.name})", markup=False, highlight=False, soft_wrap=True)
+    made_by = f"Made by fedsoft {__version__}."
+    page, text, data = write(names, runs_dir, file, made_by=made_by, allow=allow or ())
+    say(f"Saved: {page} ({text.name}, {data.name})")
     if open_:
         typer.launch(page.resolve().as_uri())

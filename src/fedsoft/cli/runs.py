@@ -4,106 +4,98 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsoft.cli.common import (
-    AddressOption,
-    DeviceOption,
-    EngineOption,
-    FastOption,
+    STOPPED,
+    AllowOption,
     JsonOption,
     KeepOption,
-    MemoryOption,
+    MachineOptions,
     OutOption,
-    RoundsOption,
     RunArgument,
-    SetOption,
-    SourceArgument,
-    WorkersOption,
+    SpecOptions,
+    advise_data_option,
     app,
-    changes,
     err,
-    files_told_by,
+    grouped,
     out,
     page,
     parse_seeds,
     print_json,
+    say,
 )
 from fedsoft.errors import DivergedError, InputError, StoreError
 
 if TYPE_CHECKING:
     from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.run_options import RunOptions
     from fedsoft.runs.spec import RunSpec
 
 
 @app.command(epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4")
+@grouped
 def run(
-    source: SourceArgument,
-    fast: FastOption = False,
-    set_: SetOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
+    what: SpecOptions,
+    *,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of all draws; default: that of the preset.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
-    rounds: RoundsOption = None,
-    workers: WorkersOption = None,
-    memory: MemoryOption = None,
-    device: DeviceOption = "cpu",
-    engine: EngineOption = "local",
-    address: AddressOption = None,
     out_dir: OutOption = Path("runs"),
     keep: KeepOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Run anew even if this very run is saved already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is saved already.")] = False,
+    machine: MachineOptions,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Run a preset or a TOML file. A run that was saved before is shown, one that was stopped is taken up."""
+    """Run a preset or a TOML file. A run that is saved already is shown, one that was stopped is resumed."""
     if seed is not None and seeds is not None:
         raise InputError("--seed and --seeds cannot be given together")
-    from fedsoft.runs import spec as specs
-    from fedsoft.runs.execution import place
+    from fedsoft.runs.execute import place
 
-    base = specs.read(source, changes(set_, rounds), fast=fast)
+    base, options = what.read(), machine.options(keep=keep)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
-    wanted = [base.with_seed(number) for number in chosen]
-    share = {
-        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep
-    }  # fmt: skip
     folders = []
-    for path, spec in ((place(spec, out_dir, again=again), spec) for spec in wanted):
-        with files_told_by(f"fedsoft resume {path} --data PATH"):
-            folders.append(carry_out(spec, path, share))
+    for spec in [base.with_seed(number) for number in chosen]:
+        path = place(spec, out_dir, again=again)
+        with advise_data_option(f"fedsoft resume {path} --data PATH"):
+            folders.append(carry_out(spec, path, options))
     show_runs(folders, json_)
 
 
 @app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
+@grouped
 def resume(
-    name: RunArgument, workers: WorkersOption = None, memory: MemoryOption = None, device: DeviceOption = "cpu",
-    engine: EngineOption = "local", address: AddressOption = None, keep: KeepOption = None,
+    name: RunArgument,
+    machine: MachineOptions,
+    keep: KeepOption = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved.")
     ] = None,
-    out_dir: OutOption = Path("runs"), json_: JsonOption = False,
+    allow: AllowOption = None,
+    out_dir: OutOption = Path("runs"),
+    json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Take up a run that was stopped. It ends in the same bits as if it had not been.
+    """Resume a run that was stopped. It ends in the same bits as one that was not.
 
-    A finished run whose saved state is damaged is played again from the last state that is not.
+    A finished run whose saved state is damaged is repeated from the last state that is not.
     """
-    from fedsoft.runs.finding import find_run
+    from fedsoft.runs.find import find_run
 
+    options = machine.options(keep=keep, data=data)
     folder = find_run(out_dir, name)
-    share = {
-        "device": device, "workers": workers, "memory": memory, "engine": engine, "address": address, "keep": keep,
-        "data": data,
-    }  # fmt: skip
-    with files_told_by("--data PATH"):
-        show_runs([carry_out(folder.spec(), folder.path, share, check=True)], json_)
+    with advise_data_option("--data PATH"):
+        show_runs([carry_out(folder.spec(allow or ()), folder.path, options, check=True)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
 def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """Show a saved run."""
-    from fedsoft.runs.finding import find_run
+    from fedsoft.runs.find import find_run
 
     show_runs([find_run(out_dir, name)], json_)
 
@@ -112,7 +104,7 @@ def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption
 def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """List the saved runs."""
     from fedsoft.reports.tables import runs_list, runs_table
-    from fedsoft.runs.finding import list_runs
+    from fedsoft.runs.find import list_runs
 
     runs = list_runs(out_dir)
     if json_:
@@ -120,79 +112,76 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     elif runs:
         page().print(runs_table(runs))
     else:
-        out.print(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90", markup=False)
+        say(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90")
 
 
-def carry_out(spec: RunSpec, path: Path, share: dict[str, Any], *, check: bool = False) -> RunFolder:
-    """Run or resume one run under a progress bar, with a share of the machine, then draw its figure.
+def carry_out(spec: RunSpec, path: Path, options: RunOptions, *, check: bool = False) -> RunFolder:
+    """Start or resume one run under a progress bar, then draw its figure.
 
-    `check`: also look at the saved state of a finished run.
+    `check`: also check the saved state of a finished run.
     """
-    from fedsoft.engines import NEEDS, whole_runs
-    from fedsoft.errors import unknown
-    from fedsoft.machine import check_workers, memory_size
-    from fedsoft.progress import Progress
-    from fedsoft.runs.execution import carry_on, execute
+    from fedsoft.cli.progress import Progress
     from fedsoft.runs.folder import RunFolder
-    from fedsoft.runs.stage import Stage
-    from fedsoft.training import check_device
+    from fedsoft.runs.spec import code_in
+    from fedsoft.studies import launch
 
-    check_device(share["device"])
-    check_workers(share["workers"])
-    memory_size(share["memory"])
-    if share["engine"] not in NEEDS:
-        raise unknown("engine", share["engine"], NEEDS)
-
-    def say(text: str) -> None:
-        err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+    def note(text: str) -> None:
+        say(f"note: {text}", err)
 
     done, damaged = 0, None
     if path.exists():
         known = RunFolder.open(path)
         done = known.saved_rounds()
         if check:
-            damaged = known if _is_damaged(known, say) else None
+            damaged = known if _is_damaged(known, note) else None
         if damaged is None and known.scores() is not None:
-            carry_on(known, Stage(**share))  # complains when the data is not that of the run
-            told = f"{path.name} was finished before: shown as saved ('fedsoft run ... --again' plays it anew)"
-            err.print(told, markup=False)
-            with contextlib.suppress(StoreError):  # who may only read need not draw
+            if not check:  # the same command means another run when the data has changed
+                launch.resume(known, options, allow=spec.allow)
+            say(f"{path.name} was finished before: shown as saved ('fedsoft run ... --again' runs it again)", err)
+            with contextlib.suppress(StoreError):  # without write access nothing is drawn
                 _draw(known)
             return known
-        if whole_runs(share["engine"]) is None and (problem := known.diverged) is not None:
+        if options.engine != "flower" and (problem := known.diverged) is not None:
             raise DivergedError(
                 f"{path.name} diverged after round {len(known.records())}, and would again with the same settings: "
-                f"{problem} ('fedsoft run ... --again' plays it anew)"
+                f"{problem} ('fedsoft run ... --again' runs it again)"
             )
-        err.print(f"taking up {path.name} after round {done}", markup=False)
+        say(f"resuming {path.name} after round {done}", err)
+    if named := code_in(spec.to_dict()):
+        say(f"your own code that this run imports: {', '.join(named)}", err)
     with Progress(err, spec, done) as progress:
-        stage = Stage(**share, on_round=progress.update, say=say)
-        folder, finished = carry_on(damaged, stage, again=True) if damaged else execute(spec, path, stage)
+        options = replace(options, on_round=progress.update, say=note)
+        folder, finished = (
+            launch.resume(damaged, options, again=True, allow=spec.allow)
+            if damaged
+            else launch.launch(spec, path, options)
+        )
     if not finished:
         count = len(folder.records())
-        err.print(f"stopped and saved after round {count} of {spec.rounds}: go on with", markup=False)
-        err.print(f"  fedsoft resume {folder.path}", markup=False)
-        raise typer.Exit(130)
+        at_nodes = (folder.path / "federation.json").exists()  # client state is at the nodes of a federation
+        way = "the same command" if at_nodes else f"\n  fedsoft resume {folder.path}"
+        say(f"stopped and saved after round {count} of {spec.rounds}: resume with {way}", err)
+        raise typer.Exit(STOPPED)
     _draw(folder, anew=True)
     return folder
 
 
-def _is_damaged(folder: RunFolder, say: Callable[[str], object]) -> bool:
-    """Whether a finished run has to be finished again, from what is left of it."""
+def _is_damaged(folder: RunFolder, note: Callable[[str], object]) -> bool:
+    """Return whether a finished run has to be repeated from what is left of it."""
     try:
         return folder.scores() is not None and not folder.intact
     except StoreError as error:
-        say(f"{error}: made anew from the saved state")
+        note(f"{error}: computed again from the saved state")
         return True
 
 
 def _draw(folder: RunFolder, *, anew: bool = False) -> None:
-    """The figure of a finished run; one that is there is left alone unless told."""
-    from fedsoft.reports.figures import convergence
+    """Draw the figure of a finished run; one that exists is replaced only with `anew`."""
+    from fedsoft.reports.convergence import picture
 
-    if (anew or not (folder.path / "figure.png").exists()) and (picture := convergence(folder)) is not None:
+    if (anew or not (folder.path / "figure.png").exists()) and (drawn := picture(folder)) is not None:
         with folder.lock():
-            folder.write("figure.png", picture)
+            folder.write("figure.png", drawn)
 
 
 def show_runs(folders: list[RunFolder], json_: bool) -> None:
@@ -211,24 +200,25 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
-    from fedsoft.centers.collapse import standing
     from fedsoft.reports.tables import state_of
-    from fedsoft.trust.guards import silence
+    from fedsoft.training.notices import warnings
+    from fedsoft.training.records import Totals
 
-    records = folder.records()
+    records, scores = folder.records(), folder.scores()
+    totals = Totals.of(records)
     return {
         "run": folder.name,
         "path": str(folder.path),
         "spec": folder.spec().to_dict(),
-        "hash": folder.info["hash"],
-        "rounds": len(records),
-        "seconds": sum(record.get("seconds", 0.0) for record in records),
-        "gradients": sum(record.get("gradients", 0) for record in records),
-        "bytes_down": sum(record.get("bytes_down", 0) for record in records),
-        "bytes_up": sum(record.get("bytes_up", 0) for record in records),
+        "hash": folder.info.hash,
+        "rounds": totals.rounds,
+        "seconds": totals.seconds,
+        "gradients": totals.gradients,
+        "bytes_down": totals.bytes_down,
+        "bytes_up": totals.bytes_up,
         "kept": folder.kept,
         "state": state_of(folder),
         "diverged": folder.diverged,
-        "warnings": [*silence(records), *standing(records)],
-        "scores": folder.scores(),
+        "warnings": [notice.to_dict() for notice in warnings(records)],
+        "scores": None if scores is None else scores.to_dict(),
     }

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
-from rich import progress
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedsoft.cli.common import JsonOption, app, err, out, print_json
 
-# What the table says, and its colour. "not met": the assumptions cannot be met, or were not in any case that was found.
+# Label and colour. "not met": the assumptions cannot be met, or were not in any case that was found.
 VERDICTS = {"yes": ("yes", "green"), "no": ("no", "red"), "assumptions not met": ("not met", "yellow")}
 
 
@@ -29,31 +27,23 @@ def theory(
     draws: Annotated[int, typer.Option("--draws", help="Problems or selections that the larger checks draw.")] = 200,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="A check, or the beginning of its name; may be given often.",
+        typer.Option("--only", metavar="NAME", help="A check, or the beginning of its name; may be repeated.",
                      autocompletion=_names),
     ] = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Check the paper's lemmas and theorems on problems whose constants are known. One that fails is a finding."""
+    from fedsoft.cli.progress import Bar
     from fedsoft.theory import run_checks
 
-    began = time.monotonic()
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=24), progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(), console=err, disable=not err.is_terminal, transient=True,
-    )  # fmt: skip
-    task = bar.add_task("checking", total=None)
-    told = began
-
-    def tell(name: str, done: int, total: int) -> None:
-        nonlocal told
-        bar.update(task, description=f"{name:<20}", completed=done, total=total)
-        if not err.is_terminal and time.monotonic() - told > 5:
-            told = time.monotonic()
-            err.print(f"{done} of {total} checks done, now {name}", highlight=False)
-
-    with bar:
-        checks = run_checks(seed=seed, draws=draws, only=only, on_check=tell)
+    with Bar(err, "checks") as bar:
+        checks = run_checks(
+            seed=seed,
+            draws=draws,
+            only=only,
+            on_check=lambda name, done, total: bar.show("checking", done, total, name),
+        )
+        bar.show("checking", len(checks), len(checks))
     if json_:
         print_json({"seed": seed, "draws": draws, "checks": [check.to_dict() for check in checks]})
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsoft.images.published import published
+from fedsoft.data.published import published
 
 __all__ = ["cifar10"]
 
@@ -10,7 +10,7 @@ __all__ = ["cifar10"]
 # shows them, that is after they were turned).
 cifar10 = published(
     "cifar10",
-    "Colour photographs of CIFAR-10, 32x32, ten classes",
+    "Color photographs of CIFAR-10, 32x32, ten classes",
     clients=20,
     points=(3000, 3500),
     augment=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsoft.images.published import published
+from fedsoft.data.published import published
 
 __all__ = ["mnist"]
 

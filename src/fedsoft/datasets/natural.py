@@ -1,4 +1,4 @@
-"""Images with known owners, as in FEMNIST: every owner is a client, and nobody knows the mixture."""
+"""Images with known owners, as in FEMNIST: every owner is a client, and the mixture is unknown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsoft.checks import checked
-from fedsoft.federation import Federation
-from fedsoft.images.formats import bad, read_arrays, read_columns
-from fedsoft.images.sources import Count, Images, by_client
+from fedsoft.core.federation import Federation
+from fedsoft.data.image_settings import Count
+from fedsoft.data.image_sources import Images, by_client
+from fedsoft.data.numpy_files import read_arrays
+from fedsoft.data.parquet import read_columns
+from fedsoft.data.streams import bad
+from fedsoft.settings import checked
 
 __all__ = ["natural"]
 
@@ -27,7 +30,7 @@ def natural(
     classes: Count | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Images of people who exist: one client for every different value in the array `clients`.
+    """Images with owners: one client for every different value in the array `clients`.
 
     Arguments:
         path: an `.npz` archive with the arrays `images`, `labels` and `clients`, a folder with `images.npy`,
@@ -36,7 +39,7 @@ def natural(
             numbers from 0 to 1; labels are whole numbers from 0, clients whole numbers or text. A row of a parquet file
             holds an image as nested lists, or as one list, pixel after pixel, where it is a square one.
         held_out: the share of each client's points that is kept for scoring its personal model.
-        classes: the number of classes, when the largest label does not tell.
+        classes: the number of classes, default: the largest label + 1.
         seed: decides which points are held out.
     """
     where = Path(path)
@@ -51,11 +54,11 @@ def natural(
 
 
 def _columns(where: Path) -> dict[str, np.ndarray]:
-    """The columns of a parquet file; square images that are one list get their sides back."""
+    """Return the columns of a parquet file; square images that are one list get their sides back."""
     found = read_columns(where, NAMES)
     images = found["images"]
     if images.ndim == 2:
-        # Three times a square is never a square: so the length tells grey images from coloured ones.
+        # Three times a square is never a square: so the length distinguishes gray images from color ones.
         for channels in (1, 3):
             side = math.isqrt(images.shape[1] // channels)
             if side and images.shape[1] == channels * side**2:
@@ -64,20 +67,20 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
 
 
 def _check_lengths(where: Path, arrays: dict[str, np.ndarray]) -> int:
-    """All arrays have one entry for each point, and there is a point."""
+    """Return the number of points; raise InputError unless all arrays have one entry for each, and there are any."""
     shapes = {name: list(array.shape) for name, array in arrays.items()}
-    told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) != 1:
-        raise bad(where, f"has arrays of shapes {told}, should be one entry of each for every point")
+        raise bad(where, f"has arrays of shapes {found}, should be one entry of each for every point")
     if any(len(shapes[name]) != 1 for name in ("labels", "clients")):
-        raise bad(where, f"has arrays of shapes {told}, labels and clients should be one value for every point")
+        raise bad(where, f"has arrays of shapes {found}, labels and clients should be one value for every point")
     if not shapes["labels"][0]:
         raise bad(where, "has no points")
     return shapes["labels"][0]
 
 
 def _pixels(where: Path, images: np.ndarray, count: int) -> np.ndarray:
-    """The images as uint8 `[points, channels, height, width]`."""
+    """Return the images as uint8 `[points, channels, height, width]`."""
     x = images[:, None] if images.ndim == 3 else images
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.size == 0:
         raise bad(
@@ -99,7 +102,7 @@ def _labels(where: Path, labels: np.ndarray) -> np.ndarray:
 
 
 def _owners(where: Path, owners: np.ndarray) -> np.ndarray:
-    """Whose each point is; names must be such that people can read them."""
+    """Return the owner of each point; raise InputError for names that cannot be printed."""
     if owners.dtype.kind not in "iuU":
         raise bad(where, f"has {owners.dtype} as clients, should be whole numbers or text")
     if owners.dtype.kind == "U" and not all(name and name.isprintable() for name in np.unique(owners).tolist()):

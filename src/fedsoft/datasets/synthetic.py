@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.checks import checked
-from fedsoft.clientdata import ClientData
-from fedsoft.errors import InputError
-from fedsoft.federation import DataShape, Federation, Truth
-from fedsoft.partition import Partition, apportion
-from fedsoft.plugins import as_partition
+from fedsoft.core.client_data import ClientData, DataShape
+from fedsoft.core.federation import Federation, Truth
+from fedsoft.core.partition import Partition, apportion, as_partition
+from fedsoft.data.memory_check import check_counts
 from fedsoft.seeds import generator
+from fedsoft.settings import checked
 
 __all__ = ["synthetic"]
 
@@ -51,15 +50,17 @@ def synthetic(
             has as many other points, with its mixture in reverse order. Truth and held-out points are those at the end.
         seed: of all draws.
     """
+    check_counts(
+        "synthetic", clients=clients, points=points, held_out=held_out, sources=S, tests=test_points,
+        point=4 * (dimension + 1),
+    )  # fmt: skip
     low, high = points
-    if low > high:
-        raise InputError(f"synthetic: points = ({low}, {high}) is not allowed: should be (smallest, largest)")
     theta = generator(seed, "theta").standard_normal((S, dimension)) * np.sqrt(theta_variance)
     mixture = as_partition(partition)(clients, S, generator(seed, "mixture"))
     sizes = generator(seed, "sizes").integers(low, high + 1, clients)
 
     def pool(label: str, counts: np.ndarray) -> tuple[ClientData, torch.Tensor]:
-        """Points of every client with so many of each source; drawn for each client on its own."""
+        """Draw `counts[client, source]` points, for each client on its own."""
         data, origin = [], []
         for k, row in enumerate(counts):
             rng = generator(seed, label, k)

@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedsoft.checks import checked
-from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder
+from fedsoft.errors import SettingError
 from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
+from fedsoft.settings import checked
 
 __all__ = ["cifar_cnn"]
 
@@ -23,7 +23,7 @@ def cifar_cnn(
 ) -> Builder:
     """3x3 convolutions with ReLU, a max-pool after every two, then hidden layers with ReLU and logits.
 
-    The paper gives channels and hidden layers; the 3x3 kernels, which it does not tell, are the usual ones. 32x32
+    The paper gives channels and hidden layers; the 3x3 kernels, which it does not give, are the usual ones. 32x32
     images have 4x4 pixels left after its three pools.
 
     Arguments:
@@ -31,7 +31,7 @@ def cifar_cnn(
         hidden: units of each hidden layer.
     """
     if len(channels) % 2:
-        raise InputError(f"cifar_cnn.channels = {list(channels)} is not allowed: should be an even number of them")
+        raise SettingError("cifar_cnn", "channels", list(channels), "should be an even number of them")
     pools = len(channels) // 2
 
     def layers(shape: DataShape) -> Layers:

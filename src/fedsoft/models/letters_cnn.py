@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedsoft.checks import checked
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder
 from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
+from fedsoft.settings import checked
 
 __all__ = ["letters_cnn"]
 

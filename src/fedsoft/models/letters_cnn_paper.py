@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedsoft.checks import checked
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder, Model
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Model
 from fedsoft.networks.convolutions import Layers, Width, convolution, halved, network
+from fedsoft.settings import checked
 
 __all__ = ["letters_cnn_paper"]
 

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsoft.checks import checked
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Layout, Model, Params, goal, xavier_normal
+from fedsoft.core.backends import Stacked
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.metrics import goal
+from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params, xavier_normal
+from fedsoft.settings import checked
 
 __all__ = ["linear"]
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Outputs `<w, features(x)>` under squared loss, with the gradient in closed form."""
+
+    features: Callable[[Tensor], Tensor]
+    name: str = "stacked"
+    one_client_at_a_time: bool = False
+
+    def forward(self, params: Params, x: Tensor) -> Tensor:
+        return torch.bmm(self.features(x), params["weight"].transpose(1, 2)).squeeze(2)
+
+    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+        phi = self.features(x)
+        error = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-2, alpha=2).squeeze(2)  # 2 (<w, phi> - y)
+        torch.bmm(error.mul_(weight).unsqueeze(1), phi, out=out.unsqueeze(1))
+        return ()
+
+    def to_columns(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ColumnBackend`: the 2 of the gradient is in the weights, once for all steps."""
+        return self.features(x[None])[0].t().contiguous(), weight * 2
+
+    def column_gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        error = (x * w.t().unsqueeze(1)).sum(0).sub_(y).mul_(weight)
+        return (x * error).sum(1).t()
 
 
 @checked
@@ -22,21 +54,18 @@ def linear(bias: bool = False) -> Builder:
     """
 
     def build(shape: DataShape) -> Model:
-        inputs = 1
-        for side in shape.input:
-            inputs *= side
+        inputs = math.prod(shape.input)
         width = inputs + bias
         layout = Layout({"weight": (shape.outputs, width)})
 
-        def inputs_of(x: Tensor) -> Tensor:
+        def features(x: Tensor) -> Tensor:
             x = x.flatten(2)
             return torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=2) if bias else x
 
         single = shape.task == "regression" and shape.outputs == 1
 
         def forward(params: Params, x: Tensor) -> Tensor:
-            out = torch.bmm(inputs_of(x), params["weight"].transpose(1, 2))
-            return out.squeeze(2) if single else out
+            return torch.bmm(features(x), params["weight"].transpose(1, 2))
 
         without_bias = xavier_normal(Layout({"weight": (shape.outputs, inputs)}))
 
@@ -51,7 +80,8 @@ def linear(bias: bool = False) -> Builder:
             return net
 
         aim = goal(shape.task)
-        return Model(layout, draw, forward, aim.loss, aim.predict, aim.metric,
-                     features=inputs_of if single else None, module=module)  # fmt: skip
+        backend: Backend = LeastSquares(features) if single else Stacked(layout, forward, aim.loss)
+        return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric,
+                     features=features if single else None, module=module)  # fmt: skip
 
     return build

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron, batched by hand over clients."""
+"""A multi-layer perceptron, batched over clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsoft.checks import checked
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Layout, Model, Params, goal, xavier_normal
+from fedsoft.core.backends import Stacked
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.metrics import goal
+from fedsoft.core.model import Builder, Layout, Model, Params, xavier_normal
+from fedsoft.settings import checked
 
 __all__ = ["mlp"]
 
@@ -22,7 +24,7 @@ def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
     """Fully connected layers with ReLU between them.
 
     Arguments:
-        hidden: the width of each hidden layer, `[64]` unless told.
+        hidden: the width of each hidden layer, default: `[64]`.
     """
     widths = [64] if hidden is None else hidden
 
@@ -51,6 +53,7 @@ def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
             return net
 
         aim = goal(shape.task)
-        return Model(layout, xavier_normal(layout), forward, aim.loss, aim.predict, aim.metric, module=module)
+        backend = Stacked(layout, forward, aim.loss)
+        return Model(layout, xavier_normal(layout), backend, aim.loss, aim.predict, aim.metric, module=module)
 
     return build

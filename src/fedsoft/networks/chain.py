@@ -3,7 +3,7 @@
 On a CPU one client at a time is the fastest way to train a CNN: stacks of clients become grouped convolutions, which
 are slow, and the state of a stack does not fit the cache. What is left to gain lies in the steps between the products:
 no graph is recorded, memory is used again, pooling and the first convolution have loops of their own, and the gradient
-of a large fully connected layer stays a product of two thin matrices until the optimiser uses it.
+of a large fully connected layer stays a product of two thin matrices until the optimizer uses it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsoft.model import Layout, Outer, Params
+from fedsoft.core.model import Layout, OuterProduct, Params
+from fedsoft.machine.threads import PerThread
 from fedsoft.networks import layers
 from fedsoft.networks.layers import Layer
-from fedsoft.threads import PerThread
 
 EVALUATED_AT_ONCE = 32  # images; more do not fit the cache
 FEW_TAPS = 32  # inputs to one output of a first convolution up to which patches are written out as columns
@@ -33,34 +33,31 @@ class Link:
 
 
 class Chain:
-    """A network as links, ready to work in any thread."""
+    """A `backends.Network` of links, for use in any thread."""
 
     def __init__(self, layout: Layout, links: Sequence[Link]) -> None:
         self.layout, self.links = layout, links
         self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
-        """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`."""
         rows = []
         for k, inputs in enumerate(x):
             own = {name: part[k] for name, part in params.items()}
             rows.append(torch.cat([self._forward(own, part).clone() for part in inputs.split(EVALUATED_AT_ONCE)]))
         return torch.stack(rows)
 
-    def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
-        """Write the gradient of one model `w[P]` on a batch into `out[P]`, but for the products that are returned.
-
-        `slope_at` gives the slope of the loss at the outputs. The products hold memory that the next call uses again.
-        """
+    def gradient(
+        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
+    ) -> list[OuterProduct]:
         params, gradient = self.layout.unflatten(w), self.layout.unflatten(out)
-        slope: Tensor | None = slope_at(self._forward(params, x))
-        found: list[Outer] = []
+        grad: Tensor | None = loss_gradient(self._forward(params, x))
+        products: list[OuterProduct] = []
         for number, (layer, link) in reversed(list(enumerate(zip(self._layers(), self.links, strict=True)))):
-            assert slope is not None
+            assert grad is not None
             own, its = ({key: part[name] for key, name in link.names.items()} for part in (params, gradient))
-            slope, outer = layer.backward(slope, own, its, number == 0)
-            found += outer
-        return found
+            grad, found = layer.backward(grad, own, its, number == 0)
+            products += found
+        return products
 
     def _forward(self, params: Params, x: Tensor) -> Tensor:
         for layer, link in zip(self._layers(), self.links, strict=True):
@@ -68,14 +65,14 @@ class Chain:
         return x
 
     def _layers(self) -> list[Layer]:
-        """Each thread has layers, and with them memory, of its own."""
+        """Return the layers of this thread: each has its own, and with them its own memory."""
         if not hasattr(self.here, "layers"):
             self.here.layers = [link.make() for link in self.links]
         return self.here.layers
 
 
 def as_chain(net: nn.Module, layout: Layout, inputs: Sequence[int]) -> Chain | None:
-    """The chain that a network for images is; None if it is none, or does not begin with a convolution."""
+    """Return a network for images as a chain; None if it is not one, or does not begin with a convolution."""
     parts = _leaves(net, "")
     if len(inputs) != 3 or not parts or type(parts[0][1]) is not nn.Conv2d:
         return None
@@ -97,7 +94,7 @@ def as_chain(net: nn.Module, layout: Layout, inputs: Sequence[int]) -> Chain | N
 
 
 def _leaves(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
-    """The layers of nested `nn.Sequential`s in order, with their names."""
+    """Return the layers of nested `nn.Sequential`s in order, with their names."""
     if type(net) is not nn.Sequential:
         return None
     found = []
@@ -110,7 +107,7 @@ def _leaves(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
 
 
 def _maker(part: nn.Module, names: dict[str, str], first: bool) -> Callable[[], Layer] | None:
-    """How to make the layer; None for kinds and settings that have no place in a chain."""
+    """Return how to make the layer; None for kinds and settings that a chain does not support."""
     if type(part) is nn.Conv2d:
         if part.groups != 1 or part.dilation != (1, 1) or part.padding_mode != "zeros" or isinstance(part.padding, str):
             return None
@@ -121,19 +118,19 @@ def _maker(part: nn.Module, names: dict[str, str], first: bool) -> Callable[[], 
         return lambda: layers.Convolution(stride, [int(side) for side in padding])
     if type(part) is nn.MaxPool2d:
         plain = (_side(part.kernel_size), _side(part.stride), _side(part.padding), _side(part.dilation)) == (2, 2, 0, 1)
-        return layers.Pool if plain and not part.ceil_mode and not part.return_indices else None
+        return layers.MaxPool if plain and not part.ceil_mode and not part.return_indices else None
     if type(part) is nn.Linear:
-        return lambda: layers.Full(names["weight"])
+        return lambda: layers.Linear(names["weight"])
     if type(part) is nn.ReLU:
-        return layers.Rectifier
+        return layers.ReLU
     if type(part) is nn.Softmax:
         return layers.Softmax if part.dim in (1, -1) else None
     if type(part) is nn.Flatten:
-        return layers.Flat if (part.start_dim, part.end_dim) == (1, -1) else None
+        return layers.Flatten if (part.start_dim, part.end_dim) == (1, -1) else None
     return None
 
 
 def _side(value: Any) -> int | None:
-    """The side of a square, given as one number or as two equal ones."""
+    """Return the side of a square, given as one number or as two equal ones."""
     sides = {value} if isinstance(value, int) else set(value)
     return sides.pop() if len(sides) == 1 else None

@@ -1,6 +1,6 @@
 """What the convolutional networks of `models` share: stacks of convolutions and pools, and what images fit them.
 
-Everything is a plain `nn.Sequential`, layer after layer, so that an engine can walk through it.
+Everything is a plain `nn.Sequential`, layer after layer, so that `chain` can convert it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.model import Builder, Model
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Model
 from fedsoft.networks.module import from_module
 
 Width = Annotated[int, Field(ge=1)]
@@ -23,17 +23,17 @@ Layers = list[nn.Module]
 
 
 def network(name: str, halvings: int, layers: Callable[[DataShape], Layers]) -> Builder:
-    """A model of these layers, for images that can be halved so often."""
+    """Make a model of these layers, for images that can be halved this many times."""
 
     def build(shape: DataShape) -> Model:
         check_images(name, shape, halvings)
-        return from_module(lambda: nn.Sequential(*layers(shape)))(shape)
+        return from_module(lambda: nn.Sequential(*layers(shape)), init="xavier")(shape)
 
     return build
 
 
 def check_images(name: str, shape: DataShape, halvings: int) -> None:
-    """Complain about points that are not images, or too small to be halved so often."""
+    """Raise InputError for points that are not images, or too small to be halved this many times."""
     if len(shape.input) != 3:
         raise InputError(
             f"{name} needs images: a point has shape {list(shape.input)}, should be [channels, height, width]"
@@ -46,18 +46,18 @@ def check_images(name: str, shape: DataShape, halvings: int) -> None:
 
 
 def halved(shape: DataShape, times: int) -> int:
-    """The pixels that are left of an image when its sides are halved so often."""
+    """Return the pixels left of an image when its sides are halved this many times."""
     height, width = shape.input[1:]
     return (height >> times) * (width >> times)
 
 
 def convolution(before: int, after: int, kernel: int) -> nn.Module:
-    """A convolution that leaves the sides of an image as they are."""
+    """Return a convolution that keeps the sides of an image."""
     return nn.Conv2d(before, after, kernel, padding=kernel // 2)
 
 
 def fully_connected(widths: Sequence[int]) -> Layers:
-    """Fully connected layers with ReLU between them, none after the last."""
+    """Return fully connected layers with ReLU between them, none after the last."""
     layers: Layers = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]

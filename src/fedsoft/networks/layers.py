@@ -1,4 +1,4 @@
-"""Layers of a convolutional network at work in one thread: forward, and backward by hand (see `chain`)."""
+"""Layers of a convolutional network in one thread: forward, and backward by hand (see `chain`)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedsoft.model import Outer, Params
+from fedsoft.core.model import OuterProduct, Params
 
-THIN = 16  # points in a batch up to which a large weight is cheaper to use in loops of our own
+THIN = 16  # points in a batch up to which loops of our own use a large weight faster
 LARGE = 2**16  # elements of a weight from which that pays
 
 _convolution_backward: Callable[..., Any] = torch.ops.aten.convolution_backward
 _threshold_backward: Callable[..., Any] = torch.ops.aten.threshold_backward.grad_input
 
-Passed = tuple[Tensor | None, list[Outer]]
-"""The slope of a layer's input, and those of its gradients that are still products."""
+Passed = tuple[Tensor | None, list[OuterProduct]]
+"""The gradient of a layer's input, and those of its parameters that are still products."""
 
 
 class Layer(Protocol):
-    """A layer at work in one thread. What it keeps from a forward pass serves the backward pass that follows."""
+    """A layer, for use in one thread. What it keeps from a forward pass serves the backward pass that follows."""
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """The output; may reuse the memory of `x`."""
+        """Return the output; may reuse the memory of `x`."""
         ...
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """From the slope of the output to that of the input (not needed of the `first` layer).
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        """Return the gradient of the input (not needed of the `first` layer), given that of the output.
 
         Fills in the layer's own `gradient`, or leaves a weight's as a product of thin matrices. May reuse the memory
-        of `slope`.
+        of `grad`.
         """
         ...
 
@@ -60,19 +60,17 @@ class Convolution:
         self.stride, self.padding = list(stride), list(padding)
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
         self.input = x
         return torch.conv2d(x, own["weight"], own.get("bias"), self.stride, self.padding)
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
         before, weight, _ = _convolution_backward(
-            slope, self.input, own["weight"], None, self.stride, self.padding, [1, 1], False, [0, 0], 1,
+            grad, self.input, own["weight"], None, self.stride, self.padding, [1, 1], False, [0, 0], 1,
             [not first, True, False],
         )  # fmt: skip
         gradient["weight"].copy_(weight)
         if "bias" in gradient:
-            torch.sum(slope, (0, 2, 3), out=gradient["bias"])
+            torch.sum(grad, (0, 2, 3), out=gradient["bias"])
         return before, []
 
 
@@ -84,8 +82,7 @@ class FirstConvolution:
         self.columns, self.output = _Kept(), _Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
-        from fedsoft import kernels
+        from fedsoft.core import kernels
 
         weight = own["weight"].flatten(1)
         sides = [side + 2 * self.padding - self.kernel + 1 for side in x.shape[2:]]
@@ -101,24 +98,22 @@ class FirstConvolution:
             torch.bmm(stacked, self.cols, out=out)
         return out.unflatten(2, sides)
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        flat = slope.flatten(2)
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        flat = grad.flatten(2)
         torch.sum(torch.bmm(flat, self.cols.transpose(1, 2)), 0, out=gradient["weight"].flatten(1))
         if "bias" in gradient:
             torch.sum(flat, (0, 2), out=gradient["bias"])
         return None, []
 
 
-class Pool:
+class MaxPool:
     """The largest of every 2 x 2 square."""
 
     def __init__(self) -> None:
-        self.output, self.where, self.slope = _Kept(), _Kept(), _Kept()
+        self.output, self.where, self.gradient = _Kept(), _Kept(), _Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
-        from fedsoft import kernels
+        from fedsoft.core import kernels
 
         self.shape = x.shape
         shape = [*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2]
@@ -126,93 +121,84 @@ class Pool:
         kernels.pool(x.contiguous().numpy(), out.numpy(), self.place.numpy())
         return out
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        from fedsoft import kernels
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        from fedsoft.core import kernels
 
-        out = self.slope.take(self.shape, slope)
-        kernels.unpool(slope.contiguous().numpy(), self.place.numpy(), out.numpy())
+        out = self.gradient.take(self.shape, grad)
+        kernels.unpool(grad.contiguous().numpy(), self.place.numpy(), out.numpy())
         return out, []
 
 
-class Rectifier:
+class ReLU:
     """max(x, 0), in the memory of x."""
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
         self.output = x.relu_()
         return self.output
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        return _threshold_backward(slope, self.output, 0, grad_input=slope), []
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        return _threshold_backward(grad, self.output, 0, grad_input=grad), []
 
 
 class Softmax:
     """Shares that sum to 1, over the last axis of `[B, classes]`."""
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
         self.output = x.softmax(1)
         return self.output
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        inner = (slope * self.output).sum(1, keepdim=True)
-        return (slope - inner) * self.output, []
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        inner = (grad * self.output).sum(1, keepdim=True)
+        return (grad - inner) * self.output, []
 
 
-class Flat:
+class Flatten:
     """Every image as one row."""
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
         self.shape = x.shape
         return x.flatten(1)
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        return slope.view(self.shape), []
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        return grad.view(self.shape), []
 
 
-class Full:
+class Linear:
     """A fully connected layer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.output, self.slope = _Kept(), _Kept()
+        self.output, self.before = _Kept(), _Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        """See `Layer`."""
         self.input, weight = x, own["weight"]
         out = self.output.take([len(x), len(weight)], x)
         if "bias" not in own:
             return torch.mm(x, weight.t(), out=out)
         if _is_thin(x, weight):
-            from fedsoft import kernels
+            from fedsoft.core import kernels
 
             kernels.thin_outputs(x.contiguous().numpy(), weight.numpy(), own["bias"].numpy(), out.numpy())
             return out
         return torch.addmm(own["bias"], x, weight.t(), out=out)
 
-    def backward(self, slope: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        """See `Layer`."""
-        weight, thin = own["weight"], _is_thin(slope, own["weight"])
+    def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        weight, thin = own["weight"], _is_thin(grad, own["weight"])
         if "bias" in gradient:
-            torch.sum(slope, 0, out=gradient["bias"])
-        before = None if first else self.slope.take(self.input.shape, slope)
+            torch.sum(grad, 0, out=gradient["bias"])
+        before = None if first else self.before.take(self.input.shape, grad)
         if before is not None and thin:
-            from fedsoft import kernels
+            from fedsoft.core import kernels
 
-            kernels.thin_slopes(slope.contiguous().numpy(), weight.numpy(), before.numpy())
+            kernels.thin_input_gradients(grad.contiguous().numpy(), weight.numpy(), before.numpy())
         elif before is not None:
-            torch.mm(slope, weight, out=before)
+            torch.mm(grad, weight, out=before)
         if thin:
-            return before, [Outer(self.name, slope, self.input)]
-        torch.mm(slope.t(), self.input, out=gradient["weight"])
+            return before, [OuterProduct(self.name, grad, self.input)]
+        torch.mm(grad.t(), self.input, out=gradient["weight"])
         return before, []
 
 
 def _is_thin(rows: Tensor, weight: Tensor) -> bool:
-    """Whether loops of our own are faster than a general product: they read a large weight once, as it lies."""
+    """Return whether loops of our own are faster than a general product: they read a large weight once, as it lies."""
     return len(rows) <= THIN and weight.numel() >= LARGE

@@ -7,25 +7,27 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedsoft.core.backends import OneByOne, Stacked
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.metrics import Goal, Metric, goal
+from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params
 from fedsoft.errors import InputError
-from fedsoft.federation import DataShape
-from fedsoft.model import Builder, Goal, Layout, Metric, Model, Outer, Params, goal, xavier_normal
+from fedsoft.machine.threads import PerThread
 from fedsoft.networks.chain import as_chain
+from fedsoft.networks.starts import Init, start_of
 from fedsoft.seeds import generator
-from fedsoft.threads import PerThread
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def from_module(
-    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Literal["xavier", "own"] = "xavier"
-) -> Builder:
-    """A model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
+    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Init = "auto"
+) -> Builder:  # fmt: skip
+    """Make a model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
 
     def build(shape: DataShape) -> Model:
         with torch.random.fork_rng(devices=[]):
@@ -45,11 +47,6 @@ def from_module(
         fixed_parts = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
         fixed_parts |= dict(net.named_buffers())
 
-        def own(rng: np.random.Generator) -> Tensor:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(rng.integers(2**63)))
-                return layout.flatten({name: p.detach().float() for name, p in make().named_parameters()})
-
         here = PerThread()  # a call puts parameters into the network, so every thread has one of its own
 
         def one(params: Params, x: Tensor) -> Tensor:
@@ -68,22 +65,25 @@ def from_module(
             return made
 
         aim = goal(shape.task) if loss == "auto" else _own_goal(loss, shape)
-        draw = own if init == "own" else xavier_normal(layout, keep=kept)
-        chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
-        inside = _Inside(net, layout, shape)
-        bare = Model(layout, draw, inside.outputs, aim.loss, aim.predict, aim.metric, alone=True, module=module)
-        backends = {"loop": replace(bare, inside=inside)}
+        start = start_of(make, net, layout, init)
+        looped = LoopedModule(net, layout, shape)
+        backends: dict[str, Backend] = {"loop": OneByOne(layout, looped, aim.loss, "loop")}
         if _can_vmap(one, layout, kept, shape):
-            backends["stacked"] = replace(bare, forward=vmap(one), alone=False)
+            backends["stacked"] = Stacked(layout, vmap(one), aim.loss)
+        chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
         if chain is not None:
-            backends["chain"] = replace(bare, forward=chain.outputs, chain=chain)
-        return replace(backends[_best(net, backends)], backends=backends)
+            backends["chain"] = OneByOne(layout, chain, aim.loss, "chain")
+        best = backends[_best(net, backends)]
+        return Model(
+            layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
+            apart=start.apart,
+        )  # fmt: skip
 
     return build
 
 
-class _Inside:
-    """The network itself, with the parameters of one client after the other put inside.
+class LoopedModule:
+    """A `backends.Network` that takes the parameters of one client after the other.
 
     Its own parameters become views of the client's, so that a step costs no more than in a plain loop.
     """
@@ -93,7 +93,6 @@ class _Inside:
         self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
-        """The outputs of a stack of models, each on its own inputs, `x[m, B, ...]`; without a gradient."""
         rows = []
         with torch.no_grad():
             for k, inputs in enumerate(x):
@@ -101,19 +100,20 @@ class _Inside:
                 rows.append(_column(net(inputs), self.shape))
         return torch.stack(rows)
 
-    def gradient(self, w: Tensor, x: Tensor, slope_at: Callable[[Tensor], Tensor], out: Tensor) -> list[Outer]:
-        """See `OneAtATime`."""
+    def gradient(
+        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
+    ) -> list[OuterProduct]:
         net, leaves = self._with(self.layout.unflatten(w), x)
         with torch.enable_grad():
             output = _column(net(x), self.shape)
         parts = torch.autograd.grad(
-            output, leaves, slope_at(output.detach()), allow_unused=True, materialize_grads=True
+            output, leaves, loss_gradient(output.detach()), allow_unused=True, materialize_grads=True
         )  # fmt: skip
         torch.cat([part.reshape(-1) for part in parts], out=out)
         return []
 
     def _with(self, params: Params, x: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
-        """The network of this thread with these parameters, and the parameters to train."""
+        """Return the network of this thread with these parameters, and the parameters to train."""
         kind = (x.device, x.dtype)
         if getattr(self.here, "kind", None) != kind:
             net = copy.deepcopy(self.net).to(*kind)
@@ -132,7 +132,7 @@ def _column(out: Any, shape: DataShape) -> Any:
 
 
 def _best(net: nn.Module, backends: Container[str]) -> str:
-    """The fastest on a CPU, as measured: stacked convolutions are grouped ones, which are slow."""
+    """Return the fastest on a CPU, as measured: stacked convolutions are grouped ones, which are slow."""
     if "chain" in backends:
         return "chain"
     convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in net.modules())
@@ -151,12 +151,12 @@ def _refuse_hidden_state(net: nn.Module) -> None:
         if isinstance(chance, int | float) and chance > 0:
             raise InputError(
                 f"module: '{name}' ({type(part).__name__}, p={chance}) draws random numbers that no seed of ours "
-                "controls: set p=0; the proximal term already regularises"
+                "controls: set p=0; the proximal term already regularizes"
             )
 
 
 def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor, shape: DataShape) -> bool:
-    """Some layers (recurrent ones, data-dependent control flow) cannot be stacked: those run client by client."""
+    """Return whether clients can be stacked: recurrent layers and data-dependent control flow cannot be."""
     w = kept.expand(2, -1)
     x = torch.from_numpy(generator(0, "try").standard_normal((2, 3, *shape.input))).float()
     try:
@@ -180,7 +180,7 @@ def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Ten
 
 
 def _own_goal(loss: Loss, shape: DataShape) -> Goal:
-    """A loss of the user's, which is given the outputs and targets of one flat batch."""
+    """Make a goal of the user's loss, which is given the outputs and targets of one flat batch."""
 
     def stacked(output: Tensor, y: Tensor) -> Tensor:
         values = loss(output.flatten(0, 1), y.flatten(0, 1))

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsoft.paper.items import CentersItem
-from fedsoft.paper.items import Column as BlockColumn
-from fedsoft.paper.library import Over, aligned
-from fedsoft.paper.rules import POINTS, Claim, Key, Pair, Values, better, in_order, rule
-from fedsoft.paper.shown import (
+from fedsoft.paper.cells import (
     Case,
-    Told,
+    ItemReport,
     claims_table,
     difference,
     in_print,
@@ -25,11 +21,16 @@ from fedsoft.paper.shown import (
     refs,
     scale_words,
     section,
-    unit,
     verdict,
 )
-from fedsoft.reports.material import Finished
+from fedsoft.paper.item_kinds import CentersItem
+from fedsoft.paper.item_kinds import Column as BlockColumn
+from fedsoft.paper.library import aligned
+from fedsoft.paper.verdicts import POINTS, Claim, Key, Pair, Values, better, in_order, rule
+from fedsoft.reports.cells import Over
+from fedsoft.reports.numbers import unit
 from fedsoft.reports.page import Block, Cell, Column, Table, Text
+from fedsoft.reports.run_loader import Finished
 
 LOCAL = "local"
 
@@ -43,31 +44,28 @@ class Found:
 
     @property
     def sources(self) -> list[str]:
-        """The names of the sources."""
-        return self.runs[0].scores["sources"]
+        return self.runs[0].scores.sources
 
     @property
     def metric(self) -> str:
-        """What is printed."""
-        return self.runs[0].scores["metric"]
+        return self.runs[0].scores.metric
 
     @property
     def higher(self) -> bool:
-        """Whether more is better."""
-        return bool(self.runs[0].scores["higher_is_better"])
+        return self.runs[0].scores.higher_is_better
 
     def centers(self, scaled: bool = False) -> list[list[Over]]:
         """`[source][center of source]`; `scaled`: divided by the mean squared distance of the sources."""
         tables = []
         for run in self.runs:
-            factor = 1 / run.scores["distance"] if scaled else in_print(1.0, self.metric)
-            tables.append(factor * np.array(aligned(run.scores["centers"], self.higher)))
+            factor = 1 / (run.scores.distance or math.nan) if scaled else in_print(1.0, self.metric)
+            tables.append(factor * np.array(aligned(run.scores.centers or [], self.higher)))
         count = range(len(self.sources))
         return [[Over(tuple(float(t[j, i]) for t in tables), refs(self.runs)) for i in count] for j in count]
 
     def local(self) -> Over:
         """Personal models on the clients' own training points."""
-        values = (in_print(run.scores["personal_train"]["mean"], self.metric) for run in self.runs)
+        values = (in_print(run.local, self.metric) for run in self.runs)
         return Over(tuple(values), refs(self.runs))
 
 
@@ -77,7 +75,7 @@ def published(column: BlockColumn, higher: bool) -> list[list[float]]:
     return aligned(np.array(column.printed.values).T.tolist(), higher)
 
 
-def tell(item: CentersItem, case: Case) -> Told:
+def report_on(item: CentersItem, case: Case) -> ItemReport:
     """The section of one table."""
     seeds, library = case.seeds(item), case.library
     missing = [spec for spec in item.wanted(case.scale, seeds, library) if not library.has(spec)]
@@ -111,7 +109,7 @@ def tell(item: CentersItem, case: Case) -> Told:
         lambda b, j, i: difference(by_key.get((b.column.name, j, i)), b.metric, shown),
         *([("local", lambda b: difference(by_key.get((b.column.name, LOCAL)), b.metric, shown))] * has_local),
     ))  # fmt: skip
-    if first.runs[0].scores["distance"] is not None:
+    if first.runs[0].scores.distance is not None:
         blocks.append(_table(
             f"{item.id}-scaled", "Obtained, divided by the mean of |θ_s − θ_r|² over pairs of sources", found,
             lambda b, j, i: obtained(b.centers(scaled=True)[j][i], "mse"),
@@ -120,7 +118,7 @@ def tell(item: CentersItem, case: Case) -> Told:
         ))  # fmt: skip
     blocks += [_association(item, found), claims_table(item.id, ruling.claims)]
     findings = list(_beside(item, found, case, tolerance, blocks))
-    return Told(section(item, blocks), ruling, tuple(findings))
+    return ItemReport(section(item, blocks), ruling, tuple(findings))
 
 
 def _printed(block: Found, j: int, i: int) -> Cell:
@@ -264,9 +262,10 @@ def _association(item: CentersItem, found: Sequence[Found]) -> Table:
         assert block.column.printed is not None
         S = len(block.sources)
         theirs = max(len(set(chosen)) for chosen in itertools.product(*block.column.printed.underlined))  # ties
-        different = Over(tuple(float(len(set(run.scores["best"]))) for run in block.runs), refs(block.runs))
-        whole = sum(len(set(run.scores["best"])) == S for run in block.runs)
-        error = Over(tuple(run.scores["recovery"] for run in block.runs), refs(block.runs))
+        different = Over(tuple(float(len(set(run.scores.best or []))) for run in block.runs), refs(block.runs))
+        whole = sum(len(set(run.scores.best or [])) == S for run in block.runs)
+        found_u = tuple(run.scores.recovery or 0.0 for run in block.runs)
+        error = Over(found_u, refs(block.runs))
         rows.append((
             Cell(block.column.name), Cell(f"{theirs} of {S}", float(theirs)), obtained(different, "accuracy"),
             Cell(f"{whole} of {len(block.runs)}", float(whole), runs=refs(block.runs)), obtained(error, "share"),
@@ -292,7 +291,8 @@ def _beside(
     fits = [sum(pair.within(tolerance) for pair in _pairs(item, group)) for group in (found, others)]
     count = len(_pairs(item, found))
     sentence = (
-        f"Read as a variance, σ₀ puts {fits[0]} of {count} published values of Table 6 within two deviations of ours; "
+        f"Read as a variance, σ₀ puts {fits[0]} of {count} published values of Table 6 within two standard "
+        "deviations of ours; "
         f"read as a standard deviation, {fits[1]} of {count}."
     )
     blocks.append(Text(sentence))

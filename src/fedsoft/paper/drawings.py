@@ -8,15 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedsoft.paper.items import FigureItem
-from fedsoft.paper.library import Library, Over
-from fedsoft.paper.rules import Judged, Ruling
-from fedsoft.paper.shown import Case, Told, claims_table, incomplete, refs, scale_words, section, verdict
-from fedsoft.reports.material import Finished
+from fedsoft.evaluation.scores import align
+from fedsoft.paper.cells import Case, ItemReport, claims_table, incomplete, refs, scale_words, section, verdict
+from fedsoft.paper.item_kinds import FigureItem
+from fedsoft.paper.library import Library
+from fedsoft.paper.verdicts import Judged, Ruling
+from fedsoft.reports.cells import Over
+from fedsoft.reports.convergence import Courses
 from fedsoft.reports.page import Axis, Block, Figure, Level, Panel, Series, Text
-from fedsoft.runs.stage import Stage, build
-from fedsoft.scores import align
-from fedsoft.tensorfile import opened
+from fedsoft.reports.run_loader import Finished
+from fedsoft.runs.run_options import RunOptions, build
+from fedsoft.storage.tensorfile import open_tensors
 
 ROUND = 10  # the paper: "after around 5"; twice that still counts
 NEAR = 0.05  # of a share
@@ -33,7 +35,7 @@ def _ruled(item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]]) -> 
     return Ruling(word, sentence, judged, 0, 0)
 
 
-def figure_1(item: FigureItem, case: Case) -> Told:
+def figure_1(item: FigureItem, case: Case) -> ItemReport:
     """Errors of both centers and mean importance weights over the rounds."""
     seeds = case.seeds(item)
     (spec,) = item.runs(case.scale).values()
@@ -59,26 +61,29 @@ def figure_1(item: FigureItem, case: Case) -> Told:
     blocks: list[Block] = [
         Text(scale_words(item, case, runs[0])),
         verdict(ruling, refs(runs)),
-        _one(runs[0]),
-        _all(runs),
+        _drawn("fig1-run", f"One run (seed {runs[0].spec.seed}), as in Fig. 1",
+               "Above, the test error of both centers on both sources over the rounds; below, the mean importance "
+               "weights of the clients with 90 % of each source.", Courses(runs[:1], averaged=False)),
+        _drawn("fig1-seeds", f"The same over {len(runs)} seeds, errors divided by the distance of the sources",
+               "As before, mean over seeds; centers in the order of the sources that they stand for at the end.",
+               Courses(runs, averaged=True, scaled=True)),
         claims_table(item.id, ruling.claims),
-    ]
-    return Told(section(item, blocks), ruling)
+    ]  # fmt: skip
+    return ItemReport(section(item, blocks), ruling)
 
 
 def _order(run: Finished) -> list[int]:
     """The centers in the order of the sources that they stand for at the end."""
-    return np.argsort(np.asarray(run.scores["alignment"]), kind="stable").tolist()
+    return np.argsort(np.asarray(run.scores.alignment), kind="stable").tolist()
 
 
 def _parted(run: Finished) -> int | None:
     """The round from which on every source had a best center of its own, to the end; None if it never was so."""
     since: int | None = None
-    for record in run.records:
-        if "centers" in record:
-            best = np.asarray(record["centers"]).argmin(0).tolist()
-            apart = len(set(best)) == len(best)
-            since = (record["round"] + 1 if since is None else since) if apart else None
+    for record in run.scored:
+        best = np.asarray(record.centers).argmin(0).tolist()
+        apart = len(set(best)) == len(best)
+        since = (record.round if since is None else since) if apart else None
     return since
 
 
@@ -89,70 +94,19 @@ def _weights(runs: Sequence[Finished]) -> dict[tuple[int, bool], list[list[float
         order = _order(run)
         for i, center in enumerate(order):
             for group in range(len(order)):
-                course = [record["weights"][group][center] for record in run.records if "weights" in record]
+                course = [record.weights[group][center] for record in run.records if record.weights]
                 found.setdefault((i, group == i), []).append(course)
     return found
 
 
-def _one(run: Finished) -> Figure:
-    """One run, as in the paper: centers keep their numbers."""
-    rounds = [record["round"] + 1 for record in run.records if "centers" in record]
-    records = [record for record in run.records if "centers" in record]
-    panels = []
-    for j, name in enumerate(run.scores["sources"]):
-        series = tuple(Series(f"c{s}", rounds, [r["centers"][s][j] for r in records], colour=s) for s in (0, 1))
-        panels.append(Panel(f"Test set of {name}", Axis("round"), Axis("MSE", log=True), series))
-    groups = ("u of 90:10 clients", "u of 10:90 clients")
-    for s in (0, 1):
-        series = tuple(Series(groups[g], rounds, [r["weights"][g][s] for r in records], colour=2 + g) for g in (0, 1))
-        levels = (Level("0.1", 0.1), Level("0.9", 0.9))
-        panels.append(Panel(f"Weight of center c{s}", Axis("round"), Axis("mean u", low=0, high=1), series, levels))
-    return Figure("fig1-run", f"One run (seed {run.spec.seed}), as in Fig. 1",
-                  "Above, the test error of both centers on both sources over the rounds; below, the mean importance "
-                  "weight of each center over the clients with 90 % of the first source and over those with 10 %.",
-                  tuple(panels), origin=(run.ref,))  # fmt: skip
-
-
-def _all(runs: Sequence[Finished]) -> Figure:
-    """Mean over seeds, errors divided by the distance of the sources, centers in the order of the sources."""
-    rounds = [record["round"] + 1 for record in runs[0].records if "centers" in record]
-    panels = []
-    for j in (0, 1):
-        series = []
-        for i in (0, 1):
-            courses = [
-                [r["centers"][_order(run)[i]][j] / run.scores["distance"] for r in run.records if "centers" in r]
-                for run in runs
-            ]
-            series.append(_band(f"center of θ{i}", rounds, courses, i))
-        panels.append(Panel(f"Test set of θ{j}", Axis("round"), Axis("MSE / |θ₀ − θ₁|²"), tuple(series),
-                            (Level("half way", 0.25),)))  # fmt: skip
-    weights = _weights(runs)
-    for i in (0, 1):
-        series = tuple(_band("own clients (90 %)" if own else "other clients (10 %)", rounds, weights[i, own], 2 + own)
-                       for own in (True, False))  # fmt: skip
-        levels = (Level("0.1", 0.1), Level("0.9", 0.9))
-        panels.append(
-            Panel(f"Weight of the center of θ{i}", Axis("round"), Axis("mean u", low=0, high=1), series, levels)
-        )
-    return Figure("fig1-seeds", f"The same over {len(runs)} seeds, errors divided by the distance of the sources",
-                  "As before, mean over seeds with a band of one standard deviation; centers in the order of the "
-                  "sources that they stand for at the end.", tuple(panels), origin=refs(runs))  # fmt: skip
-
-
-def _band(name: str, x: Sequence[float], courses: Sequence[Sequence[float]], colour: int) -> Series:
-    table = np.asarray(courses)
-    mean = table.mean(0)
-    if len(table) < 2:
-        return Series(name, x, mean.tolist(), colour=colour)
-    gap = table.std(0, ddof=1)
-    return Series(name, x, mean.tolist(), low=(mean - gap).tolist(), high=(mean + gap).tolist(), colour=colour)
+def _drawn(name: str, caption: str, alt: str, courses: Courses) -> Figure:
+    return Figure(name, caption, alt, (*courses.errors, *courses.weights), courses.notes, courses.origin)
 
 
 # --- figure 2 ---------------------------------------------------------------------------------------------------------
 
 
-def figure_2(item: FigureItem, case: Case) -> Told:
+def figure_2(item: FigureItem, case: Case) -> ItemReport:
     """Every client's weight of the first center, method by method."""
     seeds = case.seeds(item)
     found = {name: case.library.over(spec, seeds) for name, spec in item.runs(case.scale).items()}
@@ -160,7 +114,7 @@ def figure_2(item: FigureItem, case: Case) -> Told:
     if missing:
         return incomplete(item, case, missing)
     views = {name: [_clients(case.library, run) for run in runs] for name, runs in found.items()}
-    source = next(iter(found.values()))[0].scores["sources"][0]
+    source = next(iter(found.values()))[0].scores.sources[0]
     panels = []
     for name, seen in views.items():
         u, major = seen[0]
@@ -192,21 +146,19 @@ def figure_2(item: FigureItem, case: Case) -> Told:
     blocks: list[Block] = [
         Text(scale_words(item, case, first)), verdict(ruling, runs), figure, claims_table(item.id, ruling.claims),
     ]  # fmt: skip
-    return Told(section(item, blocks), ruling)
+    return ItemReport(section(item, blocks), ruling)
 
 
 def _clients(library: Library, run: Finished) -> tuple[list[float], list[int]]:
     """The weight of the center of the first source, and the main source, of every client."""
 
     def make() -> list[list[float]]:
-        _, file = opened(run.folder.path / "state.safetensors")
+        _, file = open_tensors(run.folder.path / "state.safetensors")
         u = file.whole("state/u").double()
-        federation, _ = build(run.spec, Stage(workers=1))
+        federation, _ = build(run.spec, RunOptions(workers=1))
         assert federation.truth is not None
         shares = federation.truth.fractions(federation.train)
-        mine = [
-            s for s, j in enumerate(align(np.asarray(run.scores["centers"]), run.scores["higher_is_better"])) if j == 0
-        ]
+        mine = [s for s, j in enumerate(align(np.asarray(run.scores.centers), run.scores.higher_is_better)) if j == 0]
         u = u / u.sum(1, keepdim=True)
         return [u[:, torch.tensor(mine)].sum(1).tolist(), shares.argmax(1).tolist()]
 

@@ -1,61 +1,28 @@
-"""What the paper shows, item by item: which runs each needs, at the paper's scale and at a fast one."""
+"""Everything that the paper shows, item by item."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import Literal
 
 from fedsoft.paper import published
-from fedsoft.paper.library import Library
-from fedsoft.paper.published import PARTITIONS, Centers, Method
+from fedsoft.paper.item_kinds import (
+    METHODS,
+    SCALES,
+    CentersItem,
+    Column,
+    ComparisonItem,
+    Data,
+    FigureItem,
+    Item,
+    Scale,
+    TheoryItem,
+)  # fmt: skip
+from fedsoft.paper.published import PARTITIONS, Centers
 from fedsoft.runs import spec as specs
 from fedsoft.runs.spec import Part, RunSpec
-from fedsoft.studies.compare import capped, parse_algorithms, variant
-from fedsoft.studies.farm import Outcome
-from fedsoft.studies.tuning import Grid, Tuning, first_runs, judge, trial_runs
-
-Scale = Literal["paper", "fast"]
-SCALES: tuple[Scale, ...] = ("paper", "fast")
-Data = Literal["synthetic", "letters", "cifar"]
-
-METHODS = {
-    "FedSoft": "fedsoft",
-    "IFCA": "ifca",
-    "FedEM": "fedem(predict_with=largest)",
-    "FedAvg": "fedavg",
-    "Local training": "local",
-}
-"""The methods of every comparison, as `compare` reads them. The paper's local model of FedEM is its largest center."""
-
-ORACLE = "fedavg(source={})"
-"""What FedAvg learns where the sources are separated, source by source."""
-
-SOURCES = 2
-
-
-FAST = {
-    "letters": ("model.name=mlp", "model.hidden=[64]"),
-    "cifar": ("points=[300, 400]", "model.channels=[8, 16]", "model.hidden=[64]", "epochs=2"),
-}
-"""What is changed of a preset's fast variant, so that all tables together take half an hour on two cores."""
-
-
-@cache
-def at(preset: str, scale: Scale, changes: tuple[str, ...] = ()) -> RunSpec:
-    """A preset at a scale. What has no fast variant is fast enough as it is."""
-    fast = scale == "fast" and specs.presets()[preset].fast is not None
-    further = FAST.get(preset.partition("-")[0], ()) if fast else ()
-    return specs.read(preset, [*further, *changes], fast=fast)
-
-
-@cache
-def method(preset: str, scale: Scale, label: str, changes: tuple[str, ...] = ()) -> RunSpec:
-    """A method on a preset, as `compare` reads it."""
-    name, settings = parse_algorithms(label)[0]
-    return variant(at(preset, scale, changes), name, settings)
+from fedsoft.studies.compare import variant
 
 
 def heads(model: str) -> Callable[[Scale], RunSpec]:
@@ -68,236 +35,6 @@ def heads(model: str) -> Callable[[Scale], RunSpec]:
         return variant(replace(base, model=Part(model, base.model.settings)), base.algorithm.name, {})
 
     return spec
-
-
-@dataclass(frozen=True)
-class Column:
-    """One block of a table of centers: the preset that it is run with, and what the paper prints."""
-
-    name: str
-    preset: str
-    printed: Centers | None
-    changes: tuple[str, ...] = ()
-
-    def spec(self, scale: Scale) -> RunSpec:
-        """FedSoft as the preset has it."""
-        return method(self.preset, scale, "fedsoft", self.changes)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """So many runs like this one. `later`: which ones exactly is known only when others are finished."""
-
-    spec: RunSpec
-    count: int
-    later: bool = False
-
-
-@dataclass(frozen=True)
-class Item(abc.ABC):
-    """A table or figure.
-
-    Arguments:
-        id, title: `table1-synthetic`, and what it shows.
-        data: which data it is about; synthetic runs are the paper's own at every scale.
-        seeds: how many seeds at each scale unless told otherwise.
-    """
-
-    id: str
-    title: str
-    data: Data
-    seeds: dict[Scale, int]
-
-    def as_published(self, scale: Scale) -> bool:
-        """Whether the runs of that scale have the paper's settings."""
-        return scale == "paper" or self.data == "synthetic"
-
-    @abc.abstractmethod
-    def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
-        """The runs that it needs, as far as that is known from those that are finished."""
-
-    @abc.abstractmethod
-    def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
-        """All runs that it needs in the end."""
-
-
-@dataclass(frozen=True)
-class CentersItem(Item):
-    """Centers by sources, block by block; Tables 1 and 3 to 7, and Fig. 1.
-
-    Arguments:
-        columns: the blocks of the table.
-        beside: blocks that the paper does not have, for comparison.
-        worst: the block that the paper calls the worst.
-        ordered: whether the errors grow from block to block, as the paper says.
-        best: the block that the paper calls the best.
-        local_factor: what the printed local error has to be multiplied with.
-    """
-
-    columns: tuple[Column, ...] = ()
-    beside: tuple[Column, ...] = ()
-    worst: str = ""
-    best: str = ""
-    ordered: bool = False
-    local_factor: float = 1.0
-
-    def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
-        """Each block with each seed."""
-        return [column.spec(scale).with_seed(s) for column in (*self.columns, *self.beside) for s in seeds]
-
-    def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
-        """The same."""
-        return [Expected(column.spec(scale), len(seeds)) for column in (*self.columns, *self.beside)]
-
-
-@dataclass(frozen=True)
-class ComparisonItem(Item):
-    """Methods side by side; Tables 2 and 8, Fig. 2, and the same for the synthetic data.
-
-    Arguments:
-        presets: by the name of the partition. Methods are tuned on the first.
-        printed: what the paper prints; None where it has no such table.
-        order_local: whether the paper claims an order of local models.
-        variants: further rows on the first partition.
-        rates: the grid of learning rates for tuning, times the preset's, at each scale.
-        tuning_seeds: how many seeds tuning takes at each scale.
-    """
-
-    presets: dict[str, str] = field(default_factory=dict)
-    printed: dict[str, dict[str, Method]] | None = None
-    order_local: bool = False
-    variants: dict[str, Callable[[Scale], RunSpec]] = field(default_factory=dict)
-    rates: dict[Scale, tuple[float, ...]] = field(default_factory=dict)
-    epochs: dict[Scale, tuple[int, ...] | None] = field(default_factory=dict)
-    tuning_seeds: dict[Scale, int] = field(default_factory=dict)
-    tuned: bool = True
-
-    @property
-    def labels(self) -> list[str]:
-        """All methods and oracles, as `compare` reads them."""
-        return [*METHODS.values(), *(ORACLE.format(s) for s in range(SOURCES))]
-
-    def plain(self, partition: str, label: str, scale: Scale) -> RunSpec:
-        """A method with the paper's solver."""
-        return method(self.presets[partition], scale, label)
-
-    # --- tuning -------------------------------------------------------------------------------------------------------
-
-    def tuning_base(self, scale: Scale) -> RunSpec:
-        """The first preset, with held-out points to tune on."""
-        base = at(next(iter(self.presets.values())), scale)
-        if base.dataset.settings.get("held_out"):
-            return base
-        dataset = replace(base.dataset, settings=base.dataset.settings | {"held_out": 0.25})
-        return replace(base, dataset=dataset)
-
-    def grid(self, scale: Scale) -> Grid:
-        """What is tried."""
-        return Grid.around(self.tuning_base(scale), epochs=self.epochs[scale], factors=self.rates[scale])
-
-    def tuning_firsts(self, scale: Scale) -> list[RunSpec]:
-        """FedSoft with the paper's solver under the tuning seeds: everybody may spend what it spends."""
-        return first_runs(self.tuning_base(scale), range(1000, 1000 + self.tuning_seeds[scale]))
-
-    def trials(self, scale: Scale, library: Library) -> dict[tuple[str, float, int], list[RunSpec]] | None:
-        """All trials; None before it is known what they may spend."""
-        key = (self.id, scale, "trials")
-        if key not in library.memo:
-            firsts = [library.get(spec) for spec in self.tuning_firsts(scale)]
-            spent = {run.spec.seed: int(run.total("gradients")) for run in firsts if run is not None}
-            if len(spent) < len(firsts):
-                return None
-            library.memo[key] = trial_runs(self.tuning_base(scale), self.labels, self.grid(scale), spent)
-        return library.memo[key]
-
-    def tuning(self, scale: Scale, library: Library) -> Tuning | None:
-        """What was found; None before all trials have ended. A trial that failed has no folder, and is never best."""
-        key = (self.id, scale, "tuning")
-        if key in library.memo:
-            return library.memo[key]
-        trials = self.trials(scale, library)
-        if trials is None or not all(library.ended(spec) for specs in trials.values() for spec in specs):
-            return None
-
-        def outcome(spec: RunSpec) -> Outcome:
-            found = library.get(spec)
-            return Outcome(spec, None, library.failures[spec.id]) if found is None else Outcome(spec, found.folder)
-
-        found = library.memo[key] = judge(self.tuning_base(scale), trials, outcome)
-        return found
-
-    def tuned_spec(self, partition: str, label: str, scale: Scale, library: Library, seed: int) -> RunSpec | None:
-        """A method with what was found for it, under the work of FedSoft with the paper's solver; None before."""
-        found, soft = self.tuning(scale, library), library.get(self.plain(partition, "fedsoft", scale).with_seed(seed))
-        if found is None or soft is None or label not in found.best:
-            return None
-        spec = method(self.presets[partition], scale, found.best[label].setting()).with_seed(seed)
-        return capped(spec, "work", int(soft.total("gradients")))
-
-    # --- runs ---------------------------------------------------------------------------------------------------------
-
-    def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
-        """The plain runs and those that tuning begins with; then the trials; then the tuned runs."""
-        found = [
-            self.plain(partition, label, scale).with_seed(seed)
-            for partition in self.presets for label in self.labels for seed in seeds
-        ]  # fmt: skip
-        found += [make(scale).with_seed(seed) for make in self.variants.values() for seed in seeds]
-        if not self.tuned:
-            return found
-        found += self.tuning_firsts(scale)
-        found += [spec for specs in (self.trials(scale, library) or {}).values() for spec in specs]
-        made = (
-            self.tuned_spec(partition, label, scale, library, seed)
-            for partition in self.presets for label in self.labels for seed in seeds
-        )  # fmt: skip
-        return found + [spec for spec in made if spec is not None]
-
-    def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
-        """Trials and tuned runs do the work of FedSoft with the paper's solver."""
-        count = len(seeds)
-        plain = [Expected(self.plain(p, label, scale), count) for p in self.presets for label in self.labels]
-        plain += [Expected(make(scale), count) for make in self.variants.values()]
-        if not self.tuned:
-            return plain
-        tried, firsts = self.tuning_seeds[scale], self.tuning_firsts(scale)
-        plain += [Expected(spec, 1) for spec in firsts]
-        trials = Expected(firsts[0], len(self.labels) * len(self.grid(scale).points) * tried, later=True)
-        tuned = [
-            Expected(self.plain(partition, "fedsoft", scale), len(self.labels) * count, later=True)
-            for partition in self.presets
-        ]
-        return [*plain, trials, *tuned]
-
-
-@dataclass(frozen=True)
-class FigureItem(Item):
-    """A figure that is drawn from runs of other items."""
-
-    runs: Callable[[Scale], dict[str, RunSpec]] = lambda scale: {}
-
-    def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
-        """Each line with each seed."""
-        return [spec.with_seed(seed) for spec in self.runs(scale).values() for seed in seeds]
-
-    def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
-        """The same."""
-        return [Expected(spec, len(seeds)) for spec in self.runs(scale).values()]
-
-
-@dataclass(frozen=True)
-class TheoryItem(Item):
-    """Statements of the paper that are checked without runs: the names of the checks begin with these."""
-
-    checks: tuple[str, ...] = ()
-
-    def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
-        """None."""
-        return []
-
-    def forecast(self, scale: Scale, seeds: Sequence[int]) -> list[Expected]:
-        """None."""
-        return []
 
 
 def _partitions(data: Data, printed: dict[str, Centers]) -> tuple[Column, ...]:

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsoft.reports.material import Finished
-from fedsoft.reports.page import RunRef
-from fedsoft.runs.disk import write_folder
+from fedsoft.evaluation.scores import align
+from fedsoft.reports.run_loader import Finished
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
-from fedsoft.scores import align
+from fedsoft.storage.atomic import write_folder
+from fedsoft.storage.files import read_json
 
 NOTES, FAILURES = "paper-notes", "failures.json"
-
-
-@dataclass(frozen=True)
-class Over:
-    """One value for each seed, and where they come from."""
-
-    values: tuple[float, ...]
-    runs: tuple[RunRef, ...] = ()
-
-    @property
-    def mean(self) -> float:
-        """Over seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation over seeds; None for a single one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
 class Library:
@@ -55,18 +35,18 @@ class Library:
         self.failures: dict[str, str] = self._read(FAILURES) or {}
 
     def has(self, spec: RunSpec) -> bool:
-        """Whether that run is finished."""
         return spec.id in self.known or (self.out / spec.id / "scores.json").exists()
 
     def get(self, spec: RunSpec) -> Finished | None:
         """A finished run; None where there is none yet."""
         if spec.id not in self.known and self.has(spec):
             folder = RunFolder.open(self.out / spec.id)
-            self.known[spec.id] = Finished(folder, spec, folder.scores() or {}, folder.records(), folder.info)
+            scores = folder.scores()
+            assert scores is not None
+            self.known[spec.id] = Finished(folder, spec, scores, folder.records(), folder.info)
         return self.known.get(spec.id)
 
     def over(self, spec: RunSpec, seeds: Sequence[int]) -> list[Finished]:
-        """The finished runs of these seeds."""
         found = [self.get(spec.with_seed(seed)) for seed in seeds]
         return [run for run in found if run is not None]
 
@@ -103,7 +83,7 @@ class Library:
 
     def _read(self, name: str) -> Any:
         try:
-            return json.loads((self.out / NOTES / name).read_text("utf-8"))
+            return read_json(self.out / NOTES / name)
         except (OSError, ValueError):
             return None
 

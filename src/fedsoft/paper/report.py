@@ -11,16 +11,16 @@ from pathlib import Path
 
 from fedsoft import __version__
 from fedsoft.paper import centers, comparisons, drawings, statements
-from fedsoft.paper.items import CentersItem, ComparisonItem, FigureItem, Item, Scale, TheoryItem
+from fedsoft.paper.cells import Case, ItemReport
+from fedsoft.paper.item_kinds import CentersItem, ComparisonItem, FigureItem, Item, Scale, TheoryItem
 from fedsoft.paper.library import Library
-from fedsoft.paper.rules import RULE
 from fedsoft.paper.run import seeds_of
-from fedsoft.paper.shown import Case, Told
 from fedsoft.paper.speed import core_seconds, forecast
+from fedsoft.paper.verdicts import RULE
+from fedsoft.reports.numbers import duration
 from fedsoft.reports.page import Cell, Column, Page, Section, Table, Text, markdown
-from fedsoft.reports.tables import duration
-from fedsoft.reports.webpage import write_page
-from fedsoft.runs.disk import write_folder
+from fedsoft.reports.web_page import write_page
+from fedsoft.storage.atomic import write_folder
 
 CORRECTIONS = """
 What stands in the way of a comparison, and what was done about it.
@@ -36,29 +36,28 @@ softmax of a softmax. Ours has ReLU after the hidden layer and gives logits to t
 row of its own in Table 2.
 
 Luck: the errors of the synthetic data scale with the distance of the drawn sources, which one draw moves by a factor of
-three. Cells are means and deviations over seeds, and a further table divides by that distance.
+three. Cells are means and standard deviations over seeds; a further table divides by that distance.
 
 Center numbers are random in the paper and here: centers are compared after the best one-to-one assignment to sources.
 """
 
 
-def section_of(item: Item, case: Case) -> Told:
-    """The section of any item."""
+def section_of(item: Item, case: Case) -> ItemReport:
     if isinstance(item, CentersItem):
-        return centers.tell(item, case)
+        return centers.report_on(item, case)
     if isinstance(item, ComparisonItem):
-        return comparisons.tell(item, case)
+        return comparisons.report_on(item, case)
     if isinstance(item, FigureItem):
         return (drawings.figure_1 if item.id == "fig1" else drawings.figure_2)(item, case)
     assert isinstance(item, TheoryItem)
-    return statements.tell(item, case)
+    return statements.report_on(item, case)
 
 
-def page(items: Sequence[Item], case: Case) -> tuple[Page, dict[str, Told]]:
-    """The whole page, and what was told of each item."""
-    told = {item.id: section_of(item, case) for item in items}
-    findings = [text for found in told.values() for text in found.findings]
-    summary = verdicts(items, case, told)
+def page(items: Sequence[Item], case: Case) -> tuple[Page, dict[str, ItemReport]]:
+    """The whole page, and what was found for each item."""
+    reports = {item.id: section_of(item, case) for item in items}
+    findings = [text for found in reports.values() for text in found.findings]
+    summary = verdicts(items, case, reports)
     head = Section("summary", "Summary", (summary, Text(f"The rule. {RULE}"), *map(Text, findings)))
     corrections = Section("corrections", "Corrections", (Text(CORRECTIONS),))
     lead = (
@@ -68,15 +67,14 @@ def page(items: Sequence[Item], case: Case) -> tuple[Page, dict[str, Told]]:
         "to its runs."
     )
     made = f"Made by fedsoft {__version__}: fedsoft paper run --scale {case.scale}; fedsoft paper report."
-    sections = (head, corrections, *(found.section for found in told.values()))
-    return Page("The FedSoft paper, reproduced", lead, sections, made_by=made), told
+    sections = (head, corrections, *(found.section for found in reports.values()))
+    return Page("The FedSoft paper, reproduced", lead, sections, made_by=made), reports
 
 
-def verdicts(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Table:
-    """One row for each item."""
+def verdicts(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) -> Table:
     rows = []
     for item in items:
-        found = told[item.id]
+        found = reports[item.id]
         rows.append((
             Cell(item.title), Cell("the paper's" if item.as_published(case.scale) else "fast"),
             Cell(found.ruling.word if found.ruling else "-"), Cell(_values(item, case, found)), Cell(_claims(found)),
@@ -99,23 +97,23 @@ def _time(item: Item, case: Case) -> str:
     return duration(time) if expected and not math.isnan(time) else "-"
 
 
-def _values(item: Item, case: Case, found: Told) -> str:
+def _values(item: Item, case: Case, found: ItemReport) -> str:
     if found.ruling is None or not found.ruling.pairs or not item.as_published(case.scale):
         return "-"
     return f"{found.ruling.within} of {found.ruling.pairs}"
 
 
-def _claims(found: Told) -> str:
+def _claims(found: ItemReport) -> str:
     if found.ruling is None or not found.ruling.claims:
         return "-"
     counted = [claim for claim in found.ruling.claims if claim.published is not False]
     return f"{sum(claim.ours for claim in counted)} of {len(counted)}"
 
 
-def findings(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Page:
+def findings(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) -> Page:
     """What reproduces, what does not, and what the paper leaves out; every sentence computed from the same runs."""
     groups: dict[str, list[str]] = {"reproduced": [], "same ordering": [], "not reproduced": []}
-    for found in told.values():
+    for found in reports.values():
         if found.ruling is not None:
             groups[found.ruling.word].append(found.ruling.sentence)
     titles = {
@@ -123,11 +121,11 @@ def findings(items: Sequence[Item], case: Case, told: dict[str, Told]) -> Page:
         "same ordering": "What keeps its ordering",
         "not reproduced": "What does not reproduce",
     }
-    sections = [Section("verdicts", "Verdicts", (verdicts(items, case, told), Text(f"The rule. {RULE}")))]
+    sections = [Section("verdicts", "Verdicts", (verdicts(items, case, reports), Text(f"The rule. {RULE}")))]
     for word, sentences in groups.items():
         if sentences:
             sections.append(Section(word.replace(" ", "-"), titles[word], tuple(map(Text, sentences))))
-    further = [text for found in told.values() for text in found.findings]
+    further = [text for found in reports.values() for text in found.findings]
     if further:
         sections.append(
             Section("beyond", "What the paper leaves out, and what was corrected", tuple(map(Text, further)))
@@ -145,14 +143,14 @@ def write(
 ) -> dict[str, str]:
     """Write the page as HTML, Markdown and CSV, and every run's scores as data; the verdicts in a sentence each."""
     case = Case(scale, lambda item: seeds_of(item, scale, count), Library(runs))
-    made, told = page(items, case)
+    made, reports = page(items, case)
     write_page(made, out)
     write_folder(out.with_name(f"{out.stem}-data"), {"all-runs.csv": _all_runs(items, case).encode()})
     if summary is not None:
-        write_folder(summary.parent, {summary.name: markdown(findings(items, case, told)).encode()})
+        write_folder(summary.parent, {summary.name: markdown(findings(items, case, reports)).encode()})
     return {
         name: found.ruling.sentence if found.ruling else " ".join(found.findings) or "shown"
-        for name, found in told.items()
+        for name, found in reports.items()
     }
 
 
@@ -181,10 +179,10 @@ def _all_runs(items: Sequence[Item], case: Case) -> str:
                 used.setdefault(spec.id, []).append(item.id)
     for name, names in used.items():
         run = case.library.known[name]
-        held = run.scores["personal_held_out"]
+        held, scores = run.scores.personal_held_out, run.scores.to_dict()
         writer.writerow([
             " ".join(dict.fromkeys(names)), name, run.spec.algorithm.name, run.spec.seed, len(run.records),
-            int(run.total("gradients")), *(json.dumps(run.scores[key]) for key in keys),
-            run.scores["personal_train"]["mean"], held["mean"] if held else "", run.ref.command,
+            run.totals.gradients, *(json.dumps(scores[key]) for key in keys),
+            run.local, held.mean if held else "", run.ref.command,
         ])  # fmt: skip
     return text.getvalue()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from fedsoft.errors import unknown
-from fedsoft.paper.items import ITEMS, Item, Scale, TheoryItem
+from fedsoft.paper.item_kinds import Item, Scale, TheoryItem
+from fedsoft.paper.items import ITEMS
 from fedsoft.paper.library import Library
 from fedsoft.paper.speed import core_seconds, expected_seconds, forecast
 from fedsoft.runs.spec import RunSpec
-from fedsoft.studies.farm import Farm, Progress
+from fedsoft.studies.process_pool import ProcessPool
+from fedsoft.theory.check import Check
 
 
 @dataclass(frozen=True)
@@ -33,36 +33,35 @@ def chosen(names: Sequence[str]) -> list[Item]:
 
 
 def seeds_of(item: Item, scale: Scale, count: int | None) -> range:
-    """Seeds 0, 1, ...: as many as were asked for, or as the item takes unless told."""
+    """Seeds 0, 1, ...: `count` of them (default: as many as the item takes at this scale)."""
     return range(count if count is not None else item.seeds[scale])
 
 
 def carry_out(
-    items: Sequence[Item], scale: Scale, count: int | None, out: Path, *, jobs: int, share: dict[str, Any],
-    on_progress: Callable[[Progress], object],
+    items: Sequence[Item], scale: Scale, count: int | None, pool: ProcessPool
 ) -> Done | None:  # fmt: skip
-    """Run all that is not saved already; None when it was asked to stop, and what is done is saved."""
-    library = Library(out)
+    """Run all that is not saved already; None when stopped, and what is done is saved."""
+    library = Library(pool.out)
     library.forget_failures()
 
     def expected(spec: RunSpec) -> float:
         known = expected_seconds(spec, library)
         return 0.0 if math.isnan(known) else known  # it will say itself what it lacks
 
-    farm = Farm(out, jobs, share=share, on_progress=on_progress, seconds=expected)
     while True:
         wanted = {s.id: s for item in items for s in item.wanted(scale, seeds_of(item, scale, count), library)}
         missing = [spec for spec in wanted.values() if not library.ended(spec)]
         if not missing:
             break
         more, later = _later(items, scale, count, library, list(wanted.values()))
-        # The long ones first, so that all processes end together.
-        outcomes = farm.run(sorted(missing, key=expected, reverse=True), more=more, later=later)
+        # So that all processes end together.
+        longest_first = sorted(missing, key=expected, reverse=True)
+        outcomes = pool.run(longest_first, more=more, later=later, expected=expected)
         if outcomes is None:
             return None
-        library.add_failures({o.spec.id: o.problem for o in outcomes if o.folder is None})
+        library.add_failures({o.spec.id: str(o.ending) for o in outcomes if o.folder is None})
     if any(isinstance(item, TheoryItem) for item in items):
-        theory(library)
+        checks(library)
     return Done(len(wanted), library.failures)
 
 
@@ -76,8 +75,9 @@ def _later(
     return max(0, more), 0.0 if math.isnan(left) else max(0.0, left)
 
 
-def theory(library: Library) -> list[dict[str, Any]]:
-    """All statements of the paper, checked; made once."""
+def checks(library: Library) -> list[Check]:
+    """Check all statements of the paper, once."""
     from fedsoft.theory import run_checks
 
-    return library.note("theory", "seed-0", lambda: [check.to_dict() for check in run_checks(seed=0)])
+    found = library.note("theory", "seed-0", lambda: [check.to_dict() for check in run_checks(seed=0)])
+    return [*map(Check.from_dict, found)]

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fedsoft.errors import FedsoftError
-from fedsoft.paper.items import Expected, Item, Scale
+from fedsoft.machine.threads import one_thread
+from fedsoft.paper.item_kinds import Expected, Item, Scale
 from fedsoft.paper.library import Library
+from fedsoft.runs.run_options import RunOptions, build
 from fedsoft.runs.spec import Part, RunSpec
-from fedsoft.runs.stage import Stage, build
-from fedsoft.threads import one_thread
 
 FEW, STEPS = 2, 12  # clients of a measurement and batches of each, where models are computed client by client
 TIMES = 2
@@ -47,26 +47,26 @@ def measure(spec: RunSpec) -> Speed:
     small = spec.model.name in STACKED
     settings = dict(spec.dataset.settings)
     if not small:
-        points = STEPS * spec.local.settings["batch"]
+        points = STEPS * spec.solver.settings["batch"]
         settings |= {"clients": FEW, "points": [points, points]}
     probe = replace(
         spec,
         algorithm=Part("fedsoft", {"S": 2, "K": "all"}),
         dataset=Part(spec.dataset.name, settings),
-        local=Part(spec.local.name, spec.local.settings | {"epochs": 1}),
+        solver=Part(spec.solver.name, spec.solver.settings | {"epochs": 1}),
         source=None,
     )
     began = time.process_time()  # what others do on this machine meanwhile is not counted
-    federation, simulation = build(probe, Stage(workers=1))
+    federation, engine = build(probe, RunOptions(workers=1))
     start = time.process_time() - began
     with torch.no_grad(), one_thread():
-        centers = simulation.start()["centers"]
+        centers = engine.start().centers
         seconds = {"estimate": math.inf, "train": math.inf}
         for job in ("estimate", "train") * TIMES:  # the first of each warms up, the fastest counts
             if PATIENCE < seconds[job] < math.inf:
                 continue
             began = time.process_time()
-            simulation(job, simulation.everyone, centers=centers)
+            engine(job, engine.everyone, centers=centers)
             seconds[job] = min(seconds[job], time.process_time() - began)
     total = int(federation.train.sizes.sum())
     tests = sum(len(y) for _, y in federation.truth.tests) if federation.truth is not None else 0
@@ -76,7 +76,13 @@ def measure(spec: RunSpec) -> Speed:
 def speed_of(spec: RunSpec, library: Library) -> Speed:
     """Measured once for each data set, model and batch size, then kept beside the runs."""
     data = {key: spec.dataset.settings.get(key) for key in ("size", "augment", "dimension", "cases", "test_points")}
-    content: list[Any] = [spec.dataset.name, data, spec.model.to_dict(), spec.local.name, spec.local.settings["batch"]]
+    content: list[Any] = [
+        spec.dataset.name,
+        data,
+        spec.model.to_dict(),
+        spec.solver.name,
+        spec.solver.settings["batch"],
+    ]
     name = hashlib.sha256(json.dumps([*content, spec.dtype], sort_keys=True).encode()).hexdigest()[:12]
     found = library.note("speed", f"{spec.dataset.name}-{name}", lambda: asdict(measure(spec)))
     return Speed(**found)
@@ -104,10 +110,10 @@ def seconds(spec: RunSpec, speed: Speed) -> float:
         tasks = drawn * (centers if spec.algorithm.name == "fedem" else 1)
         scored = drawn * centers if spec.algorithm.name in ("ifca", "fedem") else 0
     part = 0.5 if spec.source is not None else 1.0  # of a client's points
-    gradients = tasks * mean * part * spec.local.settings["epochs"] * spec.rounds
+    gradients = tasks * mean * part * spec.solver.settings["epochs"] * spec.rounds
     if spec.work is not None:
         gradients = min(gradients, spec.work)
-    rounds = spec.rounds if spec.work is None else gradients / (tasks * mean * part * spec.local.settings["epochs"])
+    rounds = spec.rounds if spec.work is None else gradients / (tasks * mean * part * spec.solver.settings["epochs"])
     evaluations = scored * mean * rounds + clients * mean * 2
     evaluations += (rounds // spec.score_every + 2) * centers * speed.tests
     return speed.start + gradients * speed.gradient + evaluations * speed.evaluation

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from fedsoft.paper.items import TheoryItem
-from fedsoft.paper.shown import Case, Told, section
+from fedsoft.paper.cells import Case, ItemReport, section
+from fedsoft.paper.item_kinds import TheoryItem
 from fedsoft.reports.page import Axis, Block, Cell, Column, Figure, Panel, Section, Series, Table, Text, Verdict
+from fedsoft.theory.check import Check
 
 RULE = (
     "Every statement is tested on strongly convex problems whose constants are known exactly, over drawn problems; one "
@@ -15,14 +15,15 @@ RULE = (
 )
 
 
-def tell(item: TheoryItem, case: Case) -> Told:
+def report_on(item: TheoryItem, case: Case) -> ItemReport:
     """The section of a group of checks."""
     known = case.library.peek("theory", "seed-0")
     if known is None:
         text = f"Not run yet. Make it with: fedsoft paper run {item.id}."
-        return Told(Section(item.id, item.title, (Text(text),)), None, (f"{item.title}: not run.",))
-    chosen = [check for check in known if (check["name"] in item.checks) == bool(item.checks)]
-    counts = Counter(check["holds"] for check in chosen)
+        return ItemReport(Section(item.id, item.title, (Text(text),)), None, (f"{item.title}: not run.",))
+    checks = [*map(Check.from_dict, known)]
+    chosen = [check for check in checks if (check.name in item.checks) == bool(item.checks)]
+    counts = Counter(check.holds for check in chosen)
     sentence = f"{item.title}: of {len(chosen)} statements {counts['yes']} hold as written, {counts['no']} do not"
     sentence += f", {counts['assumptions not met']} rest on assumptions that cannot be met." if (
         counts["assumptions not met"]) else "."  # fmt: skip
@@ -32,29 +33,28 @@ def tell(item: TheoryItem, case: Case) -> Told:
         _table(item, chosen),
     ]
     blocks += [figure for check in chosen if item.checks and (figure := _figure(item, check)) is not None]
-    return Told(section(item, blocks), None, (sentence,))
+    return ItemReport(section(item, blocks), None, (sentence,))
 
 
-def _table(item: TheoryItem, checks: list[dict[str, Any]]) -> Table:
+def _table(item: TheoryItem, checks: list[Check]) -> Table:
     heads = ("check", "where", "statement", "holds", "measured", "bound", "what was found")
     rows = tuple(
-        tuple(
-            Cell(str(check[key])) for key in ("name", "reference", "statement", "holds", "measured", "bound", "finding")
-        )
+        (Cell(check.name), Cell(check.reference), Cell(check.statement), Cell(check.holds), Cell(check.measured),
+         Cell(check.bound), Cell(check.finding))
         for check in checks
-    )
+    )  # fmt: skip
     wide = ("statement", "measured", "bound", "what was found")
     return Table(f"{item.id}-checks", "What was checked, and what was found",
                  tuple(Column(head, numeric=False, wrap=head in wide) for head in heads), rows)  # fmt: skip
 
 
-def _figure(item: TheoryItem, check: dict[str, Any]) -> Figure | None:
+def _figure(item: TheoryItem, check: Check) -> Figure | None:
     """The curves of a check, where it has any."""
     series = tuple(
-        Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in check["series"].items()
+        Series(name, [x for x, _ in points], [y for _, y in points]) for name, points in check.series.items()
     )
     if not series:
         return None
     panel = Panel("", Axis("x"), Axis("value"), series)
-    return Figure(f"{item.id}-{check['name']}-curves", f"{check['reference']}: {check['statement']}",
-                  check["measured"], (panel,))  # fmt: skip
+    return Figure(f"{item.id}-{check.name}-curves", f"{check.reference}: {check.statement}",
+                  check.measured, (panel,))  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsoft.checks import checked
-from fedsoft.partition import Partition
+from fedsoft.core.partition import Partition
+from fedsoft.settings import checked
 
 __all__ = ["dirichlet"]
 

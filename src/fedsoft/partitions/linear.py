@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsoft.core.partition import Partition
 from fedsoft.errors import InputError
-from fedsoft.partition import Partition
 
 __all__ = ["linear"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsoft.partition import Partition
+from fedsoft.core.partition import Partition
 
 __all__ = ["random"]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsoft.checks import checked
+from fedsoft.core.partition import Partition
 from fedsoft.errors import InputError
-from fedsoft.partition import Partition
+from fedsoft.settings import checked
 
 __all__ = ["ratio"]
 

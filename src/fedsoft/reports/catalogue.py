@@ -45,7 +45,6 @@ def page() -> str:
 
 
 def entry(name: str) -> str:
-    """One algorithm."""
     thing = plugins.find("algorithms", name)
     found = sections(inspect.getdoc(thing) or "")
     lines = [f"## {thing.__name__}", found["about"], f"`--set algorithm={name}`"]

@@ -1,73 +1,48 @@
-"""How many sources there are, as a table and as a picture."""
+"""Show the choice of the number of centers as a table and as a picture."""
 
 from __future__ import annotations
 
-import io
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich import box
 from rich.table import Table
 
-from fedsoft.reports.figures import COLOURS, png
-from fedsoft.studies.choosing import Choice
+from fedsoft.reports.page import Axis, Figure, Level, Panel, Series
+from fedsoft.reports.pictures import draw
+from fedsoft.reports.tables import grid
+from fedsoft.studies.center_count import Choice
 
 
 def choice_table(choice: Choice) -> Table:
-    """One row for each S, the recommended one marked."""
+    """Return one row for each S, the recommended one marked."""
     title = f"{choice.label}: {choice.algorithm} with S centers, {len(choice.seeds)} seeds (*: recommended)"
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("S", "held-out log-likelihood", "std. error", "stability", "seeds that got there"):
-        view.add_column(head, justify="right")
-    view.add_column("use of centers")
+    heads = ("S", "held-out log-likelihood", "std. error", "stability", "seeds that got there", "use of centers")
+    view = grid(title, heads, left=("use of centers",))
     for trial in choice.trials:
         chosen = trial.S == choice.recommended
         stable = "-" if trial.stability is None else f"{trial.stability:.2f}"
         use = " ".join(f"{u:.2f}" for u in trial.use)
-        row = (
-            f"{'*' if chosen else ''}{trial.S}",
-            f"{trial.score:.4g}",
-            f"{trial.error:.2g}",
-            stable,
-            str(trial.arrived),
-            use,
-        )
-        view.add_row(*row, style="bold" if chosen else "")
+        view.add_row(f"{'*' * chosen}{trial.S}", f"{trial.score:.4g}", f"{trial.error:.2g}", stable,
+                     str(trial.arrived), use, style="bold" * chosen)  # fmt: skip
     return view
 
 
 def choice_picture(choice: Choice, kind: str = "png") -> bytes:
-    """Score with standard errors above, stability and use below; as PNG or SVG."""
-    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
+    """Draw score with standard errors, stability, and use of centers over S; as PNG or SVG."""
     trials = choice.trials
-    counts = [trial.S for trial in trials]
-    scores, errors = [t.score for t in trials], [t.error for t in trials]
-    top.errorbar(counts, scores, errors, color=COLOURS[0], marker="o", ms=4, lw=1.6, capsize=3)
+    counts, scores, errors = zip(*((trial.S, trial.score, trial.error) for trial in trials), strict=True)
+    low, high = zip(*((s - e, s + e) for s, e in zip(scores, errors, strict=True)), strict=True)
     best = max(trials, key=lambda trial: trial.score)
-    top.axhline(best.score - best.error, color="#444444", ls="--", lw=1, label="one standard error below the best")
-    top.axvline(choice.recommended, color=COLOURS[1], lw=1, label=choice.verdict)
-    top.set_ylabel("held-out log-likelihood")
-    top.legend(frameon=False, fontsize=9)
-    known = [(t.S, t.stability) for t in trials if t.stability is not None]
-    if known:
-        middle.plot(*zip(*known, strict=True), color=COLOURS[2], marker="o", ms=4)
-    middle.set_ylim(-0.1, 1.05)
-    middle.set_ylabel("stability (ARI)")
-    for trial in trials:
-        below = 0.0
-        for s, u in enumerate(trial.use):
-            bottom.bar(trial.S, u, bottom=below, width=0.7, color=COLOURS[s % len(COLOURS)], edgecolor="white", lw=0.5)
-            below += u
-    bottom.set_ylabel("use of centers")
-    bottom.set_xlabel("number of centers S")
-    bottom.set_xticks(counts)
-    for axis in (top, middle, bottom):
-        axis.grid(alpha=0.25)
-    figure.suptitle(f"{choice.label}: {choice.verdict}", fontsize=11)
-    if kind == "png":
-        return png(figure)
-    with io.BytesIO() as buffer:
-        figure.savefig(buffer, format=kind)
-        return buffer.getvalue()
+    score = Series("mean ± standard error", counts, scores, low=low, high=high, colour=0)
+    stable = [(trial.S, trial.stability) for trial in trials if trial.stability is not None]
+    across = Axis("number of centers S")
+    panels = [Panel("", across, Axis("held-out log-likelihood"), (score,),
+                    (Level("one standard error below the best", best.score - best.error),))]  # fmt: skip
+    if stable:
+        x, y = zip(*stable, strict=True)
+        panels.append(Panel("", across, Axis("stability (ARI)", low=-0.1, high=1.05), (Series("stability", x, y),)))
+    used = []
+    for s in range(max(len(trial.use) for trial in trials)):
+        having = [trial for trial in trials if s < len(trial.use)]
+        shares = [trial.use[s] for trial in having]
+        used.append(Series(f"center {s + 1} by use", [trial.S for trial in having], shares, "scatter"))
+    panels.append(Panel("", across, Axis("use of centers", low=0, high=1.05), tuple(used)))
+    title = f"{choice.label}: {choice.verdict}"
+    return draw(Figure("choice", title, "", tuple(panels)), title, columns=1, kind=kind)

@@ -1,14 +1,15 @@
-"""What a finished run says about each client: computed anew from its saved state and its data."""
+"""What a finished run says about each client."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from fedsoft.reports.material import Finished
-from fedsoft.runs.execution import load
-from fedsoft.threads import one_thread
+from fedsoft.errors import StoreError
+from fedsoft.reports.run_loader import Finished
+from fedsoft.runs.folder import OUTCOME
 
 
 @dataclass(frozen=True)
@@ -29,23 +30,19 @@ class Clients:
 
 
 def clients_of(run: Finished) -> Clients:
-    """Load a run and look at every client. Complains when its data is gone or has changed."""
-    loaded = load(run.folder.path)
-    engine, federation = loaded.engine, loaded.federation
-    truth, u = federation.truth, loaded.weights
-    with torch.no_grad(), one_thread():
-        train = engine.personal_scores(loaded.state, federation.train)
-        held_out = engine.personal_scores(loaded.state, federation.held_out)
-    shares = None if truth is None else truth.fractions(federation.train)
-    alignment = run.scores.get("alignment")
+    """Return what was saved about every client."""
+    outcome, point = run.folder.outcome(), run.folder.checkpoint()
+    if outcome is None or point is None:
+        raise StoreError(f"'{run.folder.path / OUTCOME}' is missing: the clients of the run cannot be shown without it")
+    u, alignment = point.state.mixture, run.scores.alignment
+    shares = None if outcome.shares is None else torch.tensor(outcome.shares, dtype=torch.float64)
     if u is not None:
         u = (u / u.sum(1, keepdim=True)).double().cpu()
         if shares is not None:
             u = None if alignment is None else torch.zeros_like(shares).index_add_(1, torch.tensor(alignment), u)
     return Clients(
-        federation.names,
+        tuple(run.folder.data.names),
         None if u is None else u.tolist(),
-        None if shares is None else shares.tolist(),
-        train.tolist(),
-        held_out.tolist(),
+        outcome.shares,
+        *([math.nan if value is None else value for value in row] for row in (outcome.train, outcome.held_out)),
     )

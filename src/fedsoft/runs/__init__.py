@@ -1,1 +1,1 @@
-"""Runs on disk: as text, as a folder, carried out and taken up again."""
+"""Runs on disk: as text, as a folder, carried out and resumed."""

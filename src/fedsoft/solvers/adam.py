@@ -9,10 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import FEW, Plan, Problem, Slope
-from fedsoft.checks import settings
-from fedsoft.local import Moments, descend
-from fedsoft.model import Outer
+from fedsoft.core.batch_iterator import FEW
+from fedsoft.core.batches import GradientParts, Plan, Problem
+from fedsoft.core.local_solve import OptimizerState, descend
+from fedsoft.core.model import OuterProduct
+from fedsoft.settings import settings
 
 __all__ = ["Adam"]
 
@@ -40,78 +41,79 @@ class Adam:
     batch: Annotated[int, Field(ge=1)] = 10
     shuffle: bool = True
 
-    def moments(self, w: Tensor) -> Moments:
-        """First and second moment, and the number of steps taken."""
+    def init_state(self, w: Tensor) -> OptimizerState:
         steps = torch.zeros(len(w), dtype=torch.int64, device=w.device)
         return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "steps": steps}
 
-    def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
-        """See `Solver`."""
-        return descend(self, problem, w, moments)
+    def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
+        return descend(self, problem, w, state)
 
-    def rule(self, moments: Moments, plan: Plan) -> _Step:
-        """See `FirstOrder`."""
-        return _Step(self, moments, plan)
+    def stepper(self, state: OptimizerState, plan: Plan) -> AdamStepper:
+        return AdamStepper(self, state, plan)
 
 
-class _Step:
-    """Written as w -= first / (scale sqrt(second) + eps), with the learning rate and each client's bias corrections in
-    scale and eps, a step needs no pass over the parameters for them."""
+class AdamStepper:
+    """The steps of `Adam` over a stack of clients.
 
-    def __init__(self, adam: Adam, moments: Moments, plan: Plan) -> None:
+    Written as w -= first / (scale sqrt(second) + eps), with the learning rate and each client's bias corrections in
+    scale and eps, a step needs no pass over the parameters for them.
+    """
+
+    def __init__(self, adam: Adam, state: OptimizerState, plan: Plan) -> None:
         self.fresh1, self.fresh2 = 1 - adam.beta1, 1 - adam.beta2
-        first, second, steps = moments["first"], moments["second"], moments["steps"]
+        first, second, steps = state["first"], state["second"], state["steps"]
         self.keep2 = first.new_tensor(adam.beta2)  # a number would be made a tensor in every step
-        epochs = len(plan.taken)
-        step = (steps[plan.owners] + plan.taken + 1).double()
+        epochs = len(plan.done)
+        step = (steps[plan.owners] + plan.done + 1).double()
         slow = (1 - adam.beta1**step) / adam.lr
         scale = (slow / (1 - adam.beta2**step).sqrt()).to(first.dtype).view(-1, 1).split(plan.active * epochs)
         eps = (adam.eps * slow).to(first.dtype).view(-1, 1).split(plan.active * epochs)
         buffer = torch.empty_like(first)
         memory = [(first[:a], second[:a], buffer[:a]) for a in plan.active] * epochs
-        self.turns = list(zip(memory, scale, eps, strict=True))
+        self.steps = list(zip(memory, scale, eps, strict=True))
         steps += plan.batches * epochs
-        # Rows that lie side by side in memory keep to torch: there its operations are as fast, and it takes CUDA too.
+        # Clients along the last axis are left to torch, whose operations are as fast there; so is CUDA.
         self.in_one_pass = first.device.type == "cpu" and first.is_contiguous() and first.shape[1] > FEW
         self.keep = first.new_tensor([adam.beta1, adam.beta2])
 
-    def step(self, turn: int, w: Tensor, slope: Slope) -> None:
-        (first, second, buffer), scale, eps = self.turns[turn]
+    def step(self, number: int, w: Tensor, parts: GradientParts) -> None:
+        (first, second, buffer), scale, eps = self.steps[number]
         if self.in_one_pass:
-            self._in_one_pass(w, slope, first, second, scale, eps)
+            self._in_one_pass(w, parts, first, second, scale, eps)
             return
-        gradient = slope.total(w)
+        gradient = parts.total(w)
         first.lerp_(gradient, self.fresh1)
         second.mul_(self.keep2).addcmul_(gradient, gradient, value=self.fresh2)
         torch.sqrt(second, out=buffer)
         torch.addcmul(eps, buffer, scale, out=buffer)
         w.addcdiv_(first, buffer, value=-1)
 
-    def _in_one_pass(self, w: Tensor, slope: Slope, first: Tensor, second: Tensor, scale: Tensor, eps: Tensor) -> None:
-        """The same step, the proximal pull and gradients that are still products included."""
-        from fedsoft import kernels
+    def _in_one_pass(
+        self, w: Tensor, parts: GradientParts, first: Tensor, second: Tensor, scale: Tensor, eps: Tensor
+    ) -> None:
+        """Take the same step, including the proximal pull and gradients that are still products."""
+        from fedsoft.core import kernels
 
-        strength, target = (scale, w) if slope.pull is None else slope.pull  # without a pull they are not looked at
+        strength, target = (scale, w) if parts.pull is None else parts.pull  # without a pull they are not used
         common = (self.keep.numpy(), scale[:, 0].numpy(), eps[:, 0].numpy())
-        pulled, strengths = slope.pull is not None, strength[:, 0].numpy()
-        rows = [t.numpy() for t in (w, slope.gradient, first, second, target)]
-        left_out = {outer.name: outer for outer in slope.outer}
-        for begin, end, outer in _spans(slope, left_out, w.shape[1]):
+        pulled, strengths = parts.pull is not None, strength[:, 0].numpy()
+        rows = [t.numpy() for t in (w, parts.gradient, first, second, target)]
+        for begin, end, product in _spans(parts, w.shape[1]):
             w_, g_, first_, second_, target_ = (a[:, begin:end] for a in rows)
-            if outer is None:
+            if product is None:
                 kernels.adam_rows(w_, g_, first_, second_, pulled, strengths, target_, *common)
             else:
-                shape = (outer.left.shape[1], outer.right.shape[1])
+                left, right = product.left.numpy(), product.right.numpy()
+                shape = (left.shape[1], right.shape[1])
                 w_, first_, second_, target_ = (a.reshape(shape) for a in (w_, first_, second_, target_))
-                kernels.adam_outer(
-                    w_, outer.left.numpy(), outer.right.numpy(), first_, second_, pulled, strengths, target_, *common
-                )
+                kernels.adam_outer(w_, left, right, first_, second_, pulled, strengths, target_, *common)
 
 
-def _spans(slope: Slope, products: dict[str, Outer], size: int) -> Iterator[tuple[int, int, Outer | None]]:
-    """The parameters from begin to end, in as few stretches as the gradients that are products leave."""
+def _spans(parts: GradientParts, size: int) -> Iterator[tuple[int, int, OuterProduct | None]]:
+    """Yield begin and end of spans of parameters, as few as the gradients that are products allow."""
+    products = {product.name: product for product in parts.products}
     begin = 0
-    for name, place, _ in slope.layout.slices() if products and slope.layout else ():
+    for name, place, _ in parts.layout.slices() if products and parts.layout else ():
         if name in products:
             if begin < place.start:
                 yield begin, place.start, None

@@ -1,15 +1,15 @@
-"""The exact minimiser, for models that are linear in their parameters."""
+"""The exact minimizer, for models that are linear in their parameters."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedsoft.batches import Problem
-from fedsoft.checks import settings
+from fedsoft.core.batches import Problem
+from fedsoft.core.local_solve import OptimizerState, blocks
+from fedsoft.core.model import as_numbers
 from fedsoft.errors import InputError
-from fedsoft.local import Moments, blocks
-from fedsoft.model import as_numbers
+from fedsoft.settings import settings
 
 __all__ = ["Exact"]
 
@@ -18,17 +18,15 @@ __all__ = ["Exact"]
 class Exact:
     """Solves the proximal problem exactly by its normal equations (linear regression only), so that gamma_0 = 0.
 
-    The minimiser of `1/n sum_i (<w, x_i> - y_i)^2 + strength/2 |w|^2 - <target, w>` solves
-    `(2/n X^T X + strength I) w = 2/n X^T y + target`. Of several minimisers it takes the one that is nearest
+    The minimizer of `1/n sum_i (<w, x_i> - y_i)^2 + strength/2 |w|^2 - <target, w>` solves
+    `(2/n X^T X + strength I) w = 2/n X^T y + target`. Of several minimizers it takes the one nearest
     to where it starts, as descent would.
     """
 
-    def moments(self, w: Tensor) -> Moments:
-        """Nothing is remembered."""
+    def init_state(self, w: Tensor) -> OptimizerState:
         return {}
 
-    def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
-        """See `Solver`."""
+    def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
         model, data = problem.model, problem.data
         if model.features is None:
             raise InputError("local solver 'exact' needs the model 'linear' on a regression with one output")

@@ -8,16 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.batches import Plan, Problem, Slope
-from fedsoft.checks import settings
-from fedsoft.local import Moments, descend
+from fedsoft.core.batches import GradientParts, Plan, Problem
+from fedsoft.core.local_solve import OptimizerState, descend
+from fedsoft.settings import settings
 
 __all__ = ["SGD"]
 
 
 @settings
 class SGD:
-    """Mini-batch gradient descent, with momentum where asked: `m = mu m + g; w = w - lr m`.
+    """Mini-batch gradient descent, with optional momentum: `m = mu m + g; w = w - lr m`.
 
     Arguments:
         lr: learning rate.
@@ -33,27 +33,26 @@ class SGD:
     batch: Annotated[int, Field(ge=1)] = 10
     shuffle: bool = True
 
-    def moments(self, w: Tensor) -> Moments:
-        """One velocity per client, none without momentum."""
+    def init_state(self, w: Tensor) -> OptimizerState:
         return {"velocity": torch.zeros_like(w)} if self.momentum else {}
 
-    def solve(self, problem: Problem, w: Tensor, moments: Moments) -> tuple[Tensor, Moments, Tensor]:
-        """See `Solver`."""
-        return descend(self, problem, w, moments)
+    def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
+        return descend(self, problem, w, state)
 
-    def rule(self, moments: Moments, plan: Plan) -> _Step:
-        """See `FirstOrder`."""
-        return _Step(self, moments, plan)
+    def stepper(self, state: OptimizerState, plan: Plan) -> SGDStepper:
+        return SGDStepper(self, state, plan)
 
 
-class _Step:
-    def __init__(self, sgd: SGD, moments: Moments, plan: Plan) -> None:
+class SGDStepper:
+    """The steps of `SGD` over a stack of clients."""
+
+    def __init__(self, sgd: SGD, state: OptimizerState, plan: Plan) -> None:
         self.lr, self.momentum = sgd.lr, sgd.momentum
-        velocity = moments.get("velocity")
+        velocity = state.get("velocity")
         self.velocity = [velocity[:a] for a in plan.active] if velocity is not None else None
 
-    def step(self, turn: int, w: Tensor, slope: Slope) -> None:
-        gradient = slope.total(w)
+    def step(self, number: int, w: Tensor, parts: GradientParts) -> None:
+        gradient = parts.total(w)
         if self.velocity is not None:
-            gradient = self.velocity[turn % len(self.velocity)].mul_(self.momentum).add_(gradient)
+            gradient = self.velocity[number % len(self.velocity)].mul_(self.momentum).add_(gradient)
         w.sub_(gradient, alpha=self.lr)

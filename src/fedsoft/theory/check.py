@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 Holds = Literal["yes", "no", "assumptions not met"]
 Series = dict[str, list[list[float]]]
@@ -60,8 +62,12 @@ class Check:
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
         return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Check:
+        """Read what `to_dict` gave; raises ValueError for a field that is missing or of another type."""
+        return TypeAdapter(Check).validate_python(values)
 
 
 Examine = Callable[[int, int], Found]
@@ -77,7 +83,6 @@ class Statement:
     examine: Examine
 
     def check(self, seed: int, draws: int) -> Check:
-        """Examine it."""
         found = self.examine(seed, draws)
         return Check(name=self.name, reference=self.reference, statement=self.statement, seed=seed, **vars(found))
 

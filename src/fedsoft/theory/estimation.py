@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 
-from fedsoft.centers.mixing import importance_weights
-from fedsoft.federation import DataShape
-from fedsoft.local import losses_of_all
+from fedsoft.clusters.importance_weights import importance_weights
+from fedsoft.core.client_data import DataShape
+from fedsoft.core.local_solve import losses_of_all
 from fedsoft.models.linear import linear
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 
 from fedsoft.algorithms.fedsoft import FedSoft
-from fedsoft.centers.mixing import importance_weights
-from fedsoft.clientdata import ClientData
-from fedsoft.local import Solver, losses_of_all
-from fedsoft.simulate import Simulation
+from fedsoft.clusters.importance_weights import importance_weights
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.contract import State, Training
+from fedsoft.core.local_solve import Solver, losses_of_all
+from fedsoft.engine.local import LocalEngine
+from fedsoft.machine.threads import one_thread
 from fedsoft.solvers.exact import Exact
 from fedsoft.solvers.sgd import SGD
 from fedsoft.theory.problem import Array, Problem, RidgeLogistic
 from fedsoft.theory.quantities import L_F, mu_F
-from fedsoft.threads import one_thread
 
 NEVER = 10**9  # a tau that no run reaches: u stays as it was given
 
@@ -31,7 +32,7 @@ def quiet() -> Iterator[None]:
 
 
 def solver_for(problem: Problem, ut: Array, lam: float) -> Solver:
-    """The exact solver for quadratics; for the others so many full steps that they end within 1e-12 of the minimum."""
+    """The exact solver for quadratics; for the others as many full steps as end within 1e-12 of the minimum."""
     if not isinstance(problem.sources[0], RidgeLogistic):
         return Exact()
     rate = 1 / (L_F(problem) + lam * float(ut.sum(1).max()))
@@ -50,25 +51,23 @@ class FixedWeights:
         algorithm = FedSoft(
             S=problem.S, K="all" if K is None else K, lam=lam, tau=NEVER, replacement=replacement, sigma=0.0
         )
-        self.engine = Simulation(
-            algorithm, problem.model(), solver or solver_for(problem, ut, lam), problem.federation(),
-            seed=seed, dtype=torch.float64,
-        )  # fmt: skip
+        training = Training(algorithm, problem.model(), solver or solver_for(problem, ut, lam), seed, torch.float64)
+        self.engine = LocalEngine(training, problem.federation())
         self.u = torch.from_numpy(np.array(ut, dtype=np.float64))
         with quiet():
             self.engine.start()
-        self.engine.memory["u"] = self.u.clone()
+        self.engine.client_states["u"] = self.u.clone()
 
     def round(self, c: Array, t: int = 1) -> Array:
         """One round from centers `c[S, d]`; t > 0 names its draws."""
         with quiet():
-            state, _ = self.engine.round({"centers": torch.from_numpy(np.array(c)), "u": self.u}, t)
-        return state["centers"].numpy()
+            state, _ = self.engine.round(State(torch.from_numpy(np.array(c)), self.u), t)
+        return state.centers.numpy()
 
     @property
     def w(self) -> Array:
         """The clients' models, `[N, d]`."""
-        return self.engine.memory["w"].numpy()
+        return self.engine.client_states["w"].numpy()
 
 
 def estimate(problem: Problem, c: Array, sigma: float) -> Array:

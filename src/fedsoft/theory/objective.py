@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedsoft.batches import Prox
-from fedsoft.centers.mixing import aggregation_weights
-from fedsoft.local import own_gradients
+from fedsoft.clusters.importance_weights import aggregation_weights
+from fedsoft.core.batches import Prox
+from fedsoft.core.local_solve import own_gradients
 from fedsoft.seeds import generator
 from fedsoft.solvers.sgd import SGD
 from fedsoft.theory import quantities as q

@@ -14,8 +14,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedsoft.federation import DataShape, Federation
-from fedsoft.model import Layout, Metric, Model
+from fedsoft.core.backends import Stacked
+from fedsoft.core.federation import DataShape, Federation
+from fedsoft.core.metrics import Metric
+from fedsoft.core.model import Layout, Model
 from fedsoft.models.linear import linear
 
 Array = np.ndarray
@@ -74,16 +76,13 @@ class Quadratic:
 
     @property
     def mu(self) -> float:
-        """The smallest eigenvalue."""
         return float(self._eigen[0][0])
 
     @property
     def L(self) -> float:
-        """The largest eigenvalue."""
         return float(self._eigen[0][-1])
 
     def value(self, w: Array) -> float:
-        """F(w)."""
         return float((w - self.minimiser) @ self.A @ (w - self.minimiser) / 2)
 
     def gradient(self, w: Array) -> Array:
@@ -91,7 +90,6 @@ class Quadratic:
         return self.A @ (w - self.minimiser)
 
     def hessian(self, w: Array) -> Array:
-        """A, everywhere."""
         return self.A
 
     def points(self) -> tuple[Array, Array]:
@@ -114,7 +112,6 @@ class RidgeLogistic:
 
     @property
     def mu(self) -> float:
-        """The ridge."""
         return self.ridge
 
     @property
@@ -132,20 +129,16 @@ class RidgeLogistic:
         return minimise([self], np.ones(1), 0.0, np.zeros(self.x.shape[1]))
 
     def value(self, w: Array) -> float:
-        """F(w)."""
         return float(np.logaddexp(0, -self.y * (self.x @ w)).mean() + self.ridge / 2 * (w @ w))
 
     def gradient(self, w: Array) -> Array:
-        """The gradient of F."""
         return -(self.x * (self.y * _sigmoid(-self.y * (self.x @ w)))[:, None]).mean(0) + self.ridge * w
 
     def hessian(self, w: Array) -> Array:
-        """The matrix of second derivatives."""
         p = _sigmoid(self.x @ w)
         return (self.x * (p * (1 - p))[:, None]).T @ self.x / len(self.y) + self.ridge * np.eye(len(w))
 
     def points(self) -> tuple[Array, Array]:
-        """Its points."""
         return self.x, self.y
 
 
@@ -184,12 +177,10 @@ class Problem:
 
     @property
     def S(self) -> int:
-        """The number of sources."""
         return len(self.sources)
 
     @property
     def N(self) -> int:
-        """The number of clients."""
         return len(self.copies)
 
     @cached_property
@@ -237,14 +228,15 @@ def logistic_model(d: int, ridge: float) -> Model:
         return torch.nn.functional.softplus(-y * output[..., 0]) + output[..., 1]
 
     metric = Metric("loss", higher_is_better=False, per_point=loss)
-    return Model(Layout({"weight": (d,)}), lambda rng: torch.zeros(d), forward, loss, lambda output: output, metric)
+    layout = Layout({"weight": (d,)})
+    backend = Stacked(layout, forward, loss)
+    return Model(layout, lambda rng: torch.zeros(d), backend, loss, lambda output: output, metric)
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
 
 
 def rotation(d: int, rng: np.random.Generator) -> Array:
-    """A random orthogonal matrix."""
     q, r = np.linalg.qr(rng.standard_normal((d, d)))
     return q * np.sign(np.diag(r))
 

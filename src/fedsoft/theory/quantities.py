@@ -84,7 +84,6 @@ class Round:
         return self.problem.sources[s].value(w) + self.pull(k, s) / 2 * float(np.square(w - self.c[s]).sum())
 
     def gradient_ks(self, k: int, s: int, w: Array) -> Array:
-        """The gradient of h_ks."""
         return self.problem.sources[s].gradient(w) + self.pull(k, s) * (w - self.c[s])
 
     def solve_ks(self, k: int, s: int) -> Array:

@@ -31,7 +31,7 @@ def run_checks(
     Arguments:
         seed: of all draws.
         draws: how many problems or selections the larger checks draw; the smaller ones take a fixed part of it.
-        only: names of checks, or beginnings of names; all unless told.
+        only: names of checks, or beginnings of names (default: all).
         on_check: called with the name, the number done and the total before each check.
     """
     if not isinstance(draws, int) or isinstance(draws, bool) or draws < 10:

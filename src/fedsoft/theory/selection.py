@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from fedsoft.centers.mixing import aggregation_weights, select
+from fedsoft.clusters.importance_weights import aggregation_weights
+from fedsoft.clusters.selection import select
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, statement, yes

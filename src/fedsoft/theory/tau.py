@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from fedsoft.algorithms.fedsoft import FedSoft
+from fedsoft.core.client_data import DataShape
 from fedsoft.datasets.synthetic import synthetic
-from fedsoft.federation import DataShape
+from fedsoft.evaluation.scores import align, center_scores, oracle_models, recovery
 from fedsoft.models.linear import linear
-from fedsoft.scores import align, center_scores, oracle_models, recovery
 from fedsoft.solvers.exact import Exact
 from fedsoft.theory.check import Found, statement, yes
 from fedsoft.theory.library import quiet
-from fedsoft.training import prepare
+from fedsoft.training import Recipe, prepare
 
 TAUS = (1, 2, 5, 10, 20)
 ROUNDS, SEEDS = 20, 4
@@ -29,19 +29,19 @@ def play(tau: int, seed: int) -> dict[str, float]:
     model = linear()(DataShape("regression", federation.shape.input, 1))
     fractions = truth.fractions(federation.train)
     optima = oracle_models(model, federation)
-    simulation = prepare(FedSoft(S=2, K=60, lam=1.0, tau=tau), federation, model, seed=seed, local=Exact())
+    engine = prepare(Recipe(FedSoft(S=2, K=60, lam=1.0, tau=tau), model, Exact(), seed), federation)
     errors, down = [], 0
     with quiet():
-        state = simulation.start()
+        state = engine.start()
         for t in range(ROUNDS):
-            state, _ = simulation.round(state, t)
-            down += simulation.cost.bytes_down
-            table = center_scores(model, state["centers"], truth.tests)
-            errors.append(recovery(state["u"], fractions, align(table, False)))
-    order = align(center_scores(model, state["centers"], truth.tests), False)
+            state, _ = engine.round(state, t)
+            down += engine.cost.bytes_down
+            table = center_scores(model, state.centers, truth.tests)
+            errors.append(recovery(state.u, fractions, align(table, False)))
+    order = align(center_scores(model, state.centers, truth.tests), False)
     goal = torch.as_tensor(optima)[order]
     scale = float(torch.cdist(torch.as_tensor(optima), torch.as_tensor(optima)).max())
-    away = float((state["centers"].double() - goal).norm(dim=1).mean()) / scale
+    away = float((state.centers.double() - goal).norm(dim=1).mean()) / scale
     return {"error": float(np.mean(errors)), "last": errors[-1], "centers": away, "bytes": float(down)}
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedsoft.centers.collapse import use_of
-from fedsoft.centers.drift import watch
-from fedsoft.contract import State
+from fedsoft.clusters.collapse import use_of
+from fedsoft.clusters.drift import watch
+from fedsoft.core.contract import State
+from fedsoft.core.federation import Federation
+from fedsoft.core.local_solve import FirstOrder
+from fedsoft.engine.base import Engine
 from fedsoft.errors import DivergedError, FedsoftError, WorkerLost, advice
-from fedsoft.federation import Federation
-from fedsoft.scores import CenterView, served_by
-from fedsoft.simulate import Engine
-from fedsoft.threads import one_thread
+from fedsoft.evaluation.scores import CenterView, center_usage
+from fedsoft.machine.threads import one_thread
+from fedsoft.training.records import RoundRecord
 
-Record = dict[str, Any]
-"""What is logged about one round."""
+ABSURD = 1e6  # times the error after the first round
+PATIENCE = 3  # how often workers may be lost in one round
+RECENT = 10  # rounds that tell what the next will cost
+MOST_NAMED = 20  # excluded clients that a record names; the others are counted
+FIELDS = ("selected", "answered", "phase", "dropped", "late")  # notes of algorithms and engines that have a field
 
 
 @dataclass(frozen=True)
@@ -31,76 +37,87 @@ class Limit:
     work: int | None = None  # gradient evaluations, summed over clients
     bytes: int | None = None  # sent in both directions, summed over clients
 
-    def fits(self, history: Sequence[Record], more: int = 1, closing: int = 0) -> bool:
+    def fits(self, history: Sequence[RoundRecord], more: int = 1, closing: int = 0) -> bool:
         """Whether `more` rounds like the dearest of the last few fit after `history`, and the closing work after them.
 
         The first round is always played: nothing is known of its cost, and it may be dearer than all others.
         """
         if not history or len(history) + more > self.rounds:
             return len(history) + more <= self.rounds
-        for allowed, keys, extra in ((self.work, WORK, closing), (self.bytes, BYTES, 0)):
-            if allowed is not None:
-                spent = [sum(record[key] for key in keys) for record in history]
-                if sum(spent) + more * max(spent[1:][-RECENT:] or spent) + extra > allowed:
-                    return False
+        work, sent = [record.gradients for record in history], [record.bytes for record in history]
+        for allowed, spent, extra in ((self.work, work, closing), (self.bytes, sent, 0)):
+            if allowed is not None and sum(spent) + more * max(spent[1:][-RECENT:] or spent) + extra > allowed:
+                return False
         return True
 
 
-ABSURD = 1e6  # times the error after the first round
-WORK, BYTES = ("gradients",), ("bytes_down", "bytes_up")
-PATIENCE = 3  # how often workers may be lost in one round
-RECENT = 10  # rounds that tell what the next will cost
-
-
 def closing_work(engine: Engine) -> int:
-    """The gradients that an algorithm spends beyond a usual round in its last one: tasks of everybody."""
-    tasks = getattr(engine.algorithm, "closing_tasks", 0)
-    return tasks * int(engine.sizes.sum()) * getattr(engine.solver, "epochs", 1)
+    """Return the gradients that an algorithm spends in its last round beyond a usual one: tasks of all clients."""
+    solver = engine.training.solver
+    epochs = solver.epochs if isinstance(solver, FirstOrder) else 1
+    return engine.algorithm.closing_tasks * int(engine.sizes.sum()) * epochs
 
 
 def play(
-    engine: Engine, federation: Federation, state: State, history: Sequence[Record], limit: Limit,
+    engine: Engine, federation: Federation, state: State, history: Sequence[RoundRecord], limit: Limit,
     score_every: int = 1,
-) -> Iterator[tuple[State, Record]]:  # fmt: skip
+) -> Iterator[tuple[State, RoundRecord]]:  # fmt: skip
     """Play the rounds that are left after `history`; after each, the new state and what to log about it.
 
     Centers are scored after the first round, after every `score_every` further ones and after the last.
     """
     history = list(history)
     closing = closing_work(engine)
-    truth = federation.truth
-    fractions = truth.fractions(federation.train) if truth is not None else None
+    fractions = federation.truth.fractions(federation.train) if federation.truth is not None else None
     with torch.no_grad(), one_thread():
-        while not (history and history[-1]["last"]) and limit.fits(history, closing=closing):
+        while not (history and history[-1].last) and limit.fits(history, closing=closing):
             t, last = len(history), not limit.fits(history, more=2, closing=closing)
             began = time.perf_counter()
-            new, notes = engine.round(state, t, last)
+            engine.begin_round(state, t, last)
+            new, notes = engine.algorithm.round(state, t, engine)
             seconds = round(time.perf_counter() - began, 6)
-            record: Record = {"round": t, "last": last, **notes, **asdict(engine.cost), "seconds": seconds}
-            record |= engine.spent(history[-1].get("privacy", {}) if history else {})
+            known = _noted(engine, notes | engine.round_notes(), history[-1] if history else None)
             state, changed = watch(new, state)
-            if changed:
-                record["changed"] = [federation.names[k] for k in changed]
-            if (u := state.get("u")) is not None and u.shape[1] > 1:
-                record |= use_of(state["centers"], u, engine.sizes)
-            if truth is not None and fractions is not None and (last or t % score_every == 0):
-                view = CenterView.of(engine.model, state["centers"], state.get("u"), truth, fractions)
-                if not np.isfinite(view.centers).all():
-                    raise DivergedError(f"the error of a center is not finite after round {t + 1}: training diverged, "
-                                        f"{advice(engine.algorithm)}")  # fmt: skip
-                record |= {name: value for name, value in asdict(view).items() if value is not None}
-                columns = zip(*view.centers, strict=True)
-                record["best"] = [max(c) if engine.model.metric.higher_is_better else min(c) for c in columns]
-            if truth is None and "u" in state and (last or t % score_every == 0):
-                found = served_by(engine.model, state["centers"], state["u"], federation)
-                record["served"] = [asdict(use) for use in found]
-            if not engine.attacked:  # what liars do is no fault of the rate
+            if (u := state.mixture) is not None and u.shape[1] > 1:
+                known |= use_of(state.centers, u, engine.sizes)
+            if last or t % score_every == 0:
+                known |= _scored(engine, federation, state, fractions, t)
+            names = [federation.names[k] for k in changed]
+            record = RoundRecord(round=t + 1, last=last, seconds=seconds, changed=names, **known)
+            if engine.conditions.attack is None:  # what malicious clients do is no fault of the rate
                 _grown(engine, history, record)
             history.append(record)
             yield state, record
 
 
-def _grown(engine: Engine, history: Sequence[Record], record: Record) -> None:
+def _noted(engine: Engine, notes: Mapping[str, Any], before: RoundRecord | None) -> dict[str, Any]:
+    """Return the fields of a record that the engine and the algorithm know after a round."""
+    excluded = list(dict.fromkeys(engine.excluded))
+    return {
+        **asdict(engine.cost),
+        **{name: notes[name] for name in FIELDS if name in notes},
+        "notes": {name: value for name, value in notes.items() if name not in FIELDS},
+        "excluded": excluded[:MOST_NAMED],
+        "excluded_more": max(0, len(excluded) - MOST_NAMED),
+        "privacy": engine.spent(None if before is None else before.privacy),
+    }
+
+
+def _scored(engine: Engine, federation: Federation, state: State, fractions: Tensor | None, t: int) -> dict[str, Any]:
+    """Return the fields of a record that scoring gives: of sources where they are known, else of clients' points."""
+    u, truth = state.mixture, federation.truth
+    if truth is None or fractions is None:
+        return {} if u is None else {"served": center_usage(engine.model, state.centers, u, federation)}
+    view = CenterView.of(engine.model, state.centers, u, truth, fractions)
+    if not np.isfinite(view.centers).all():
+        raise DivergedError(f"the error of a center is not finite after round {t + 1}: training diverged, "
+                            f"{advice(engine.algorithm.rates)}")  # fmt: skip
+    best = max if engine.model.metric.higher_is_better else min
+    columns = zip(*view.centers, strict=True)
+    return {"centers": view.centers, "weights": view.weights or [], "best": [best(column) for column in columns]}
+
+
+def _grown(engine: Engine, history: Sequence[RoundRecord], record: RoundRecord) -> None:
     """Complain when the error of a center has grown beyond all measure: it diverges, though its numbers are finite."""
     first = next((errors for errors in map(_errors, history) if errors), [])
     if engine.model.metric.higher_is_better or not first or not max(first) > 0:
@@ -109,17 +126,18 @@ def _grown(engine: Engine, history: Sequence[Record], record: Record) -> None:
         if not error <= ABSURD * max(first):
             times = error / max(first)
             raise DivergedError(
-                f"the error of center {s} is {error:.3g} after round {record['round'] + 1}, {times:.1g} times that of "
-                f"the first round: training diverged, {advice(engine.algorithm)}; guard = 5 leaves out single clients"
+                f"the error of center {s} is {error:.3g} after round {record.round}, {times:.1g} times that of "
+                f"the first round: training diverged, {advice(engine.algorithm.rates)}; guard = 5 leaves out single "
+                "clients"
             )
 
 
-def _errors(record: Record) -> list[float]:
+def _errors(record: RoundRecord) -> list[float]:
     """The largest error of each center, on sources or on clients' points, as far as it was scored."""
-    return [max(row) for row in record.get("centers", [])] or [use["on_all"] for use in record.get("served", [])]
+    return [max(row) for row in record.centers] or [use.on_all for use in record.served]
 
 
-class Mending:
+class Restarts:
     """Brings back workers that are lost, but not for ever when they are lost again and again."""
 
     def __init__(self, engine: Engine) -> None:
@@ -132,4 +150,4 @@ class Mending:
         if self.losses > PATIENCE:
             raise FedsoftError(f"{lost}; it was brought back {PATIENCE} times and lost again in the same round "
                                "(out of memory?)") from None  # fmt: skip
-        self.engine.mend()
+        self.engine.restart_workers()

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.centers.blend import Blend
-from fedsoft.contract import State
+from fedsoft.clusters.ensemble import Ensemble
+from fedsoft.core.client_metrics import ClientMetric, MetricChoice, read_metrics
+from fedsoft.core.contract import State
+from fedsoft.core.federation import Federation
+from fedsoft.core.model import Model, Params, as_numbers
+from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
-from fedsoft.federation import Federation
-from fedsoft.model import Model, Params, as_numbers
-from fedsoft.newcomers.adoption import LEVEL, Adopted, How, Newcomers
-from fedsoft.scores import Scores, score
-from fedsoft.simulate import Engine
-from fedsoft.threads import one_thread
-from fedsoft.training.rounds import Record
-from fedsoft.trust.privacy import why_withheld, withheld
+from fedsoft.evaluation.metric_scores import score_metrics, with_centers
+from fedsoft.evaluation.scores import Scores, score
+from fedsoft.machine.threads import one_thread
+from fedsoft.onboarding.new_clients import LEVEL, Adopted, How, NewClients
+from fedsoft.onboarding.usual import Usual
+from fedsoft.safety.privacy import why_withheld, withheld
+from fedsoft.training.outcome import Outcome
+from fedsoft.training.records import RoundRecord
 
 
 @dataclass
 class Run:
-    """A run in memory: the centers for new users, a personal model for each client, and how they came about."""
+    """A run in memory: the centers for new users, a personal model for each client, and how they came about.
+
+    Arguments:
+        federation: the clients; of a run that was loaded without its data, all but their points.
+        engine: where the clients are.
+        state: what the server knows.
+        history: a record of every round.
+        saved: what was measured at the end of a run that was loaded.
+        lacking: why the clients' points are not here, in one sentence; empty where they are, or where the engine
+            reaches them.
+    """
 
     federation: Federation
     engine: Engine
     state: State
-    history: list[Record]
+    history: list[RoundRecord]
+    saved: Outcome | None = None
+    lacking: str = ""
 
     def __repr__(self) -> str:
         over = "" if self.is_over else ", not over"
@@ -50,25 +68,27 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether the last round was played as such."""
-        return bool(self.history and self.history[-1]["last"])
+        return bool(self.history and self.history[-1].last)
 
     @property
     def centers(self) -> list[Params]:
         """The cluster models, as named tensors."""
-        return [self.model.layout.unflatten(c.clone()) for c in self.state["centers"]]
+        return [self.model.layout.unflatten(c.clone()) for c in self.state.centers]
 
     @property
     def weights(self) -> Tensor | None:
         """The estimated importance weights u, `[N, S]`, where the algorithm estimates them."""
-        return self.state.get("u")
+        return self.state.mixture
 
     def personal(self, client: SupportsIndex | str) -> Params:
         """The personal model of a client (by number or name), as named tensors."""
-        k = self._row(client)
-        self.engine.reach_clients()
-        if "w" not in self.engine.memory:
-            raise InputError(f"{type(self.engine.algorithm).__name__} keeps no personal model: use predict(client=...)")
-        return self.model.layout.unflatten(self.engine.memory.take(np.array([k]), ["w"])["w"][0])
+        found = self.ensemble(client=client)
+        if len(found.w) != 1:
+            raise InputError(
+                f"{type(self.engine.algorithm).__name__} predicts with {len(found.w)} models for each client: "
+                "use ensemble(client=...)"
+            )
+        return self.model.layout.unflatten(found.w[0].clone())
 
     def predict(self, x: Any, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Tensor:
         """Predict for inputs `x[points, ...]` with a center or with a client's personal model.
@@ -77,7 +97,7 @@ class Run:
         """
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
-        like = self.state["centers"]
+        like = self.state.centers
         inputs = as_numbers(torch.as_tensor(x if isinstance(x, Tensor) else np.array(x)), like.dtype)
         inputs = inputs.to(like.device, like.dtype)
         shape = self.federation.shape.input
@@ -90,54 +110,101 @@ class Run:
             c = like[self._center(center or 0)]
             return self.model.predict(self.model.outputs(c[None], inputs[None]))[0]
 
-    def blend(self, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Blend:
+    def ensemble(self, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Ensemble:
         """The model or models that a center or a client predicts with."""
         if (center is None) == (client is None):
-            raise InputError("blend needs either center=... or client=...")
+            raise InputError("ensemble needs either center=... or client=...")
         with torch.no_grad(), one_thread():
             if center is not None:
-                return Blend.single(self.model, self.state["centers"][self._center(center)])
-            return self.engine.blend_for(self._row(client if client is not None else 0), self.state)
+                return Ensemble.single(self.model, self.state.centers[self._center(center)])
+            return self.engine.ensemble_for(self._row(client if client is not None else 0), self.state)
 
-    def newcomers(self, *, lam: float | None = None) -> Newcomers:
-        """What it takes to serve newcomers, for several of them; see `adopt`."""
+    def new_clients(self, *, lam: float | None = None) -> NewClients:
+        """Return what serves several new clients; see `adopt`."""
         engine = self.engine
-        lam = float(getattr(engine.algorithm, "lam", 1.0)) if lam is None else lam
-        self._published(range(len(self.state["centers"])))
+        lam = engine.algorithm.pull if lam is None else lam
+        self._published(range(len(self.state.centers)))
         if not 0 <= lam < float("inf"):
             raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
-        return Newcomers.of(
-            self.federation, self.model, engine.solver, self.state["centers"], lam, engine.seed
+        return NewClients(
+            self.federation, self.model, engine.training.solver, self.state.centers, lam, engine.training.seed,
+            self._usual(),
         )  # fmt: skip
 
+    def _usual(self) -> Usual:
+        if not len(self.state.centers):
+            raise InputError("this run has no centers for a new client: train with another algorithm")
+        if self.saved is not None and self.saved.usual is not None:
+            return self.saved.usual
+        if self.lacking:
+            raise InputError(self.lacking)
+        return Usual.of(self.federation, self.model, self.state.centers, self.engine.training.seed)
+
     def adopt(
-        self, data: tuple[Any, Any], *, how: How = "mixture", level: float = LEVEL, lam: float | None = None,
-        name: str = "newcomer",
+        self, x: Any, y: Any = None, *, how: How = "mixture", level: float = LEVEL, lam: float | None = None,
+        name: str = "new client",
     ) -> Adopted:  # fmt: skip
-        """Serve somebody who was not there: no training round, no other client.
+        """Serve a client that was not in the run: no training round, no other client.
 
         Arguments:
-            data: the newcomer's points (x, y).
+            x, y: the new client's points, as two arguments or as one pair (x, y).
             how: what it is handed: the best `center`, the `mixture` of all, or a `personal` model from one proximal
                 solve.
             level: of the intervals of its shares.
-            lam: strength of the pull towards the centers in that solve; that of the algorithm (or 1) unless told.
-            name: of the newcomer; the order of its batches depends on it.
+            lam: strength of the pull towards the centers in that solve; default: that of the algorithm, or 1.
+            name: of the new client; the order of its batches depends on it.
         """
-        return self.newcomers(lam=lam).adopt(*data, how=how, level=level, name=name)
+        if y is None and not (isinstance(x, tuple | list) and len(x) == 2):
+            raise InputError("adopt needs points with their targets: adopt(x, y) or adopt((x, y))")
+        x, y = x if y is None else (x, y)
+        return self.new_clients(lam=lam).adopt(x, y, how=how, level=level, name=name)
 
-    def scores(self) -> Scores:
-        """Score the centers and the personal models; see `Scores`."""
-        engine = self.engine
+    def scores(self, metrics: MetricChoice | None = None) -> Scores:
+        """Score the centers and the personal models; see `Scores`.
+
+        Arguments:
+            metrics: what to score by, beside the model's own metric; default: what the run asked for.
+        """
+        if self.saved is not None and metrics is None:
+            return self.saved.scores
+        further = self.engine.metrics if metrics is None else read_metrics(metrics, self.federation.shape)
+        return self._measured(*self._personal_scores(), further)
+
+    def outcome(self) -> Outcome:
+        """Measure everything about the run's end that needs the clients' points; see `Outcome`."""
+        if self.saved is not None:
+            return self.saved
+        train, held_out = self._personal_scores()
+        federation, usual = self.federation, None
+        if len(self.state.centers) and len(federation.train.x):  # else there is none, or points are at nodes
+            usual = self._usual()
+        truth = federation.truth
+        return Outcome(
+            rounds=self.rounds, train=_values(train), held_out=_values(held_out), usual=usual,
+            shares=None if truth is None else truth.fractions(federation.train).tolist(),
+            scores=self._measured(train, held_out, self.engine.metrics),
+        )  # fmt: skip
+
+    def _personal_scores(self) -> tuple[Tensor, Tensor]:
+        """Return the metric of each client's personal model on its training and held-out points."""
+        if self.lacking:
+            raise InputError(self.lacking)
         with torch.no_grad(), one_thread():
-            return score(
-                self.federation, self.model, self.state["centers"], self.weights,
-                engine.personal_scores(self.state, self.federation.train),
-                engine.personal_scores(self.state, self.federation.held_out),
-            )  # fmt: skip
+            score_on = partial(self.engine.personal_scores, self.state)
+            return score_on(self.federation.train), score_on(self.federation.held_out)
+
+    def _measured(self, train: Tensor, held_out: Tensor, further: Sequence[ClientMetric]) -> Scores:
+        engine, fed = self.engine, self.federation
+        with torch.no_grad(), one_thread():
+            scores = score(fed, self.model, self.state.centers, self.weights, train, held_out)
+            if not further:
+                return scores
+            each = (engine.personal_metrics(self.state, data, further) for data in (fed.train, fed.held_out))
+            found = score_metrics(further, fed, *each)
+            return replace(scores, metrics=with_centers(found, further, fed, self.model, self.state))
 
     def _center(self, center: SupportsIndex) -> int:
-        count = len(self.state["centers"])
+        count = len(self.state.centers)
         if not 0 <= operator.index(center) < count:
             allowed = f"should be 0 to {count - 1}" if count else "this run has no centers"
             raise InputError(f"center = {center} is not allowed: {allowed}")
@@ -146,7 +213,7 @@ class Run:
 
     def _published(self, centers: Sequence[int]) -> None:
         """Complain about centers that too few clients use."""
-        privacy, found = self.engine.care.privacy, self.withheld
+        privacy, found = self.engine.conditions.privacy, self.withheld
         for s in centers:
             if privacy is not None and s in found:
                 raise InputError(why_withheld(s, found[s], privacy.floor))
@@ -154,7 +221,7 @@ class Run:
     @property
     def withheld(self) -> dict[int, float]:
         """The centers that are not published, with their effective numbers of clients; see `Privacy.floor`."""
-        return withheld(self.engine.care.privacy, self.state, self.engine.sizes)
+        return withheld(self.engine.conditions.privacy, self.state, self.engine.sizes)
 
     def _row(self, client: SupportsIndex | str) -> int:
         names = self.federation.names
@@ -165,3 +232,8 @@ class Run:
         raise InputError(
             f"client {client!r} does not exist: there are {len(names)}, named '{names[0]}' to '{names[-1]}'"
         )
+
+
+def _values(found: Tensor) -> list[float | None]:
+    """Return numbers for JSON, which has no NaN."""
+    return [None if math.isnan(value) else value for value in found.double().tolist()]

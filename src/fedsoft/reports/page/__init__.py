@@ -16,9 +16,10 @@ from fedsoft.reports.page.blocks import (
     Table,
     Text,
     Verdict,
+    heads,
 )
 from fedsoft.reports.page.html import html, pictures
-from fedsoft.reports.page.text import csv, markdown
+from fedsoft.reports.page.text import csv, csv_text, markdown
 
 __all__ = [
     "Axis",
@@ -37,6 +38,8 @@ __all__ = [
     "Text",
     "Verdict",
     "csv",
+    "csv_text",
+    "heads",
     "html",
     "markdown",
     "pictures",

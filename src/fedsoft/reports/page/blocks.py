@@ -38,15 +38,15 @@ class Cell:
 
     Arguments:
         text: what is shown.
-        value: what it is sorted by and saved as; the text unless told.
-        deviation: the standard deviation over seeds, where the value is a mean.
+        value: what it is sorted by and saved as (default: the text).
+        std: the standard deviation over seeds, where the value is a mean.
         runs: where it comes from.
         best: the best of its kind: underlined, and said to be so where lines cannot be seen.
     """
 
     text: str
     value: float | str | None = None
-    deviation: float | None = None
+    std: float | None = None
     runs: tuple[RunRef, ...] = ()
     best: bool = False
 
@@ -58,6 +58,11 @@ class Column:
     title: str
     numeric: bool = True
     wrap: bool = False
+
+
+def heads(first: str, others: Sequence[str]) -> tuple[Column, ...]:
+    """Return the heads of a table: what its rows are, then columns of numbers."""
+    return (Column(first, numeric=False), *map(Column, others))
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,12 @@ class Table:
 
     @property
     def runs(self) -> Iterator[RunRef]:
-        """All runs that the numbers come from."""
         return (run for row in self.rows for cell in row for run in cell.runs)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of a panel. Limits that are not told are those of the data; `names` make it one of categories."""
+    """One direction of a panel. Limits default to those of the data; `names` make it one of categories."""
 
     label: str
     log: bool = False
@@ -155,7 +159,6 @@ class Figure:
 
     @property
     def runs(self) -> Iterator[RunRef]:
-        """All runs that the values come from."""
         return iter(self.origin)
 
     @property
@@ -176,7 +179,6 @@ class Text:
 
     @property
     def paragraphs(self) -> list[str]:
-        """One by one."""
         return [" ".join(part.split()) for part in re.split(r"\n\s*\n", self.text) if part.strip()]
 
 
@@ -199,7 +201,6 @@ class Verdict:
 
     @property
     def runs(self) -> Iterator[RunRef]:
-        """All runs that it was computed from."""
         return iter(self.origin)
 
 

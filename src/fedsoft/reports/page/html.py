@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedsoft.escape import without_controls
 from fedsoft.reports.page.blocks import Block, Figure, Page, RunRef
 from fedsoft.reports.page.svg import COLOURS, Drawing, drawings, marker, tag
 from fedsoft.reports.page.text import VERDICTS, data_of, raw
@@ -34,19 +35,19 @@ def html(page: Page) -> str:
         return traces.setdefault(runs, f"trace-{len(traces)}")
 
     style, script = _file("style.css") + _file("figure.css"), _file("script.js")
-    return _environment().get_template("page.html.j2").render(
+    return without_controls(_environment().get_template("page.html.j2").render(
         page=page, sections=page.closed, trace=trace, traces=traces,
         anchors={run.name: run.anchor for run in page.all_runs},
         style=Markup(style), script=Markup(script), figure_style=json_text(_file("figure.css")),
         policy=f"default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
                f"style-src {_hash(style)}; script-src {_hash(script)}",
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def pictures(page: Page) -> dict[str, str]:
     """Every figure as an SVG file of its own, in light colours, by name."""
     blocks = [block for section in page.sections for block in section.blocks]
-    return {f"{figure.id}.svg": _picture(figure) for figure in blocks if isinstance(figure, Figure)}
+    return {f"{figure.id}.svg": without_controls(_picture(figure)) for figure in blocks if isinstance(figure, Figure)}
 
 
 def _picture(figure: Figure) -> str:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SMALLEST = 1e-300
+"""The least value that a logarithmic scale shows: below it quotients of floats underflow."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -20,7 +23,7 @@ class Scale:
     def __call__(self, value: float) -> float:
         """The place of a value; NaN where a logarithmic scale has none."""
         if self.log:
-            if value <= 0:
+            if value < SMALLEST:
                 return math.nan
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -36,8 +39,8 @@ def fitted(
     values: Sequence[float], start: float, end: float, *, log: bool = False, low: float | None = None,
     high: float | None = None, zero: bool = False,
 ) -> Scale:  # fmt: skip
-    """A scale that shows all values with a little room, between the limits that are told."""
-    known = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
+    """A scale that shows all values with a little room, between the limits that are given."""
+    known = [v for v in values if math.isfinite(v) and (v >= SMALLEST or not log)]
     if zero:
         known.append(0.0)
     least, most = min(known, default=1.0 if log else 0.0), max(known, default=1.0)

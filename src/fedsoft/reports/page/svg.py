@@ -19,7 +19,7 @@ COLOURS = 8  # in the style; more than that are dashed
 FONT = 13.0
 LINE = 15.0  # between labels
 LETTER = 0.56  # of the font size, about
-MOST_LABELS = 6  # lines with a name at their end; more are told apart by the legend
+MOST_LABELS = 6  # lines with a name at their end; more are distinguished by the legend
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def said(value: float | None) -> str:
 
 
 def drawings(figure: Figure) -> list[Drawing]:
-    """All panels of a figure."""
     size = (460.0, 300.0) if len(figure.panels) <= 2 or len(figure.panels) == 4 else (360.0, 270.0)
     return [_Drawer(panel, figure.names, *size).drawing(f"{figure.id}-{i}") for i, panel in enumerate(figure.panels)]
 
@@ -112,7 +111,7 @@ class _Drawer:
         named = dict.fromkeys(level.name for level in self.panel.levels)
         for name in named:
             levels = [level for level in self.panel.levels if level.name == name]
-            if len(levels) == 1:  # several of a name are told by their colours
+            if len(levels) == 1:  # several of a name are distinguished by their colours
                 found.append((name, levels[0].at, levels[0].colour))
         return found
 

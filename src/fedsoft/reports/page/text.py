@@ -65,23 +65,28 @@ def csv(page: Page) -> dict[str, str]:
 
 
 def _csv(table: Table) -> str:
-    """Means and deviations in columns of their own, and in the last one the runs of the row."""
-    deviating = [any(row[i].deviation is not None for row in table.rows) for i in range(len(table.columns))]
+    """Means and standard deviations in columns of their own, and in the last one the runs of the row."""
+    deviating = [any(row[i].std is not None for row in table.rows) for i in range(len(table.columns))]
     traced = any(cell.runs for row in table.rows for cell in row)
-    text = io.StringIO()
-    writer = csv_files.writer(text, lineterminator="\n")
-    heads: list[str] = []
+    heads: list[str | float] = []
     for column, deviates in zip(table.columns, deviating, strict=True):
         heads += [column.title, f"{column.title}, deviation"] if deviates else [column.title]
-    writer.writerow(heads + ["runs"] * traced)
+    lines = [heads + ["runs"] * traced]
     for row in table.rows:
         line: list[str | float] = []
         for cell, column, deviates in zip(row, table.columns, deviating, strict=True):
             line.append(raw(cell, column))
             if deviates:
-                line.append("" if cell.deviation is None else cell.deviation)
+                line.append("" if cell.std is None else cell.std)
         runs = dict.fromkeys(run.name for cell in row for run in cell.runs)
-        writer.writerow(line + [" ".join(runs)] * traced)
+        lines.append(line + [" ".join(runs)] * traced)
+    return csv_text(lines)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv_files.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

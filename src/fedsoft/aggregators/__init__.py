@@ -1,0 +1,13 @@
+"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
+
+from typing import Any
+
+from fedsoft import plugins
+
+
+def __getattr__(name: str) -> Any:
+    raise plugins.missing(__name__, name)
+
+
+# Bound over the submodules of the same names, so that `fedsoft.aggregators.<name>` is always the thing itself.
+globals().update(plugins.load(__name__))

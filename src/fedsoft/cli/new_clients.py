@@ -1,0 +1,291 @@
+"""adopt, predict, export: use a finished run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsoft.cli.common import (
+    AllowOption,
+    JsonOption,
+    RunArgument,
+    RunsOption,
+    app,
+    err,
+    grouped,
+    out,
+    print_json,
+    say,
+)
+from fedsoft.errors import FilesGone, InputError
+from fedsoft.escape import file_name, shown
+
+if TYPE_CHECKING:
+    from fedsoft.onboarding.learning_curve import Curve
+    from fedsoft.onboarding.new_clients import Adopted, NewClients
+    from fedsoft.runs.spec import RunSpec
+    from fedsoft.training import Run
+
+LabelOption = Annotated[
+    str | None, typer.Option("--label", help="Column or array with the targets; default: that of the run, or y.")
+]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A saved run."""
+
+    run: Run
+    spec: RunSpec
+    name: str
+
+    def read(self, data: Path, target: str | None, *, labelled: bool = True) -> dict[str, Any]:
+        """Return the points in files, by client, read as those of the run were."""
+        from fedsoft.data.table_clients import read_new_clients
+        from fedsoft.data.table_settings import TableSettings
+
+        given = self.spec.dataset.settings if self.spec.dataset.name in ("folder", "table") else {}
+        options, client = TableSettings.picked(given, target), given.get("client") if labelled else None
+        return read_new_clients(data, self.run.federation, options, client=client, labelled=labelled)
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """Which run to use."""
+
+    name: RunArgument
+    runs_dir: RunsOption = Path("runs")
+    allow: AllowOption = None
+
+    def load(self, *, measured: bool = False) -> Loaded:
+        """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
+        from fedsoft.runs.execute import load
+        from fedsoft.runs.find import find_run
+
+        folder, allow = find_run(self.runs_dir, self.name), self.allow or ()
+        with err.status(f"loading {folder.name} ..."):
+            try:
+                data = measured and folder.outcome() is None
+                run = load(folder.path.absolute(), allow=allow, data=data)
+            except FilesGone as error:
+                raise InputError(
+                    f"{error.what}: put it back, or finish the run, which measures what is usual for its clients"
+                ) from None
+        if not run.rounds:
+            raise InputError(f"run '{folder.name}' has no rounds yet: finish it with 'fedsoft resume {folder.path}'")
+        if not run.is_over:
+            say(f"note: {folder.name} is not finished: used as it was after round {run.rounds}", err)
+        return Loaded(run, folder.spec(allow), folder.name)
+
+
+@app.command(epilog="Example:  fedsoft adopt synthetic-10-90-s0 --data new_client.csv --how personal --curve")
+@grouped
+def adopt(
+    saved: SavedRun,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="FOLDER|FILE", help="One .csv, .npz or .parquet file for each new client.")
+    ],
+    how: Annotated[
+        str, typer.Option("--how", metavar="center|mixture|personal", help="The model that it is given.")
+    ] = "mixture",
+    curve: Annotated[bool, typer.Option("--curve", help="Also held-out error by the number of points.")] = False,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Draws of points for each point of the curve.")] = 10,
+    lam: Annotated[
+        float | None, typer.Option("--lam", help="Pull of the personal solve; default: that of the run, or 1.")
+    ] = None,
+    level: Annotated[float, typer.Option("--level", help="Level of the intervals.")] = 0.9,
+    label: LabelOption = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="For models and the curve; default: adopted/DATA."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Serve clients that join after training: their mixture, a model, and whether any center fits them.
+
+    Nothing is trained except, with --how personal, the new client's own model by one proximal solve. No other client is
+    asked.
+    """
+    import json
+
+    from fedsoft.reports.new_clients import adopted_table, curve_picture, curve_table, verdicts
+    from fedsoft.storage.atomic import write_folder
+
+    loaded = saved.load(measured=True)
+    run = loaded.run
+    points = loaded.read(data, label)
+    with err.status("comparing with the clients of the run ..."):
+        desk = run.new_clients(lam=lam)
+        found = [desk.adopt(x, y, how=how, level=level, name=who) for who, (x, y) in points.items()]  # pyright: ignore[reportArgumentType]
+    file = file or Path("adopted") / file_name(data.stem or "data")
+    plain = {"run": loaded.name, "new_clients": [one.to_dict() for one in found], "path": str(file)}
+    files = {"adopted.json": (json.dumps(plain, indent=1) + "\n").encode()}
+    for k, one in enumerate(found):
+        safe = file_name(one.name)
+        safe += f"-{k}" if f"{safe}.safetensors" in files else ""  # two names may become the same
+        files[f"{safe}.safetensors"] = _tensors(run, one)
+    learned = _curve(run, desk, points, repeats) if curve else None
+    if learned is not None:
+        files |= {"curve.csv": learned.to_csv().encode(), "curve.png": curve_picture(learned, loaded.name)}
+        plain["curve"] = learned.to_dict()
+    write_folder(file, files)
+    if json_:
+        print_json(plain)
+        return
+    out.print(adopted_table(found))
+    for text in verdicts(found):
+        say(shown(text))
+    if learned is not None:
+        out.print(curve_table(learned))
+    say(f"Saved: {file} ({', '.join(files)})")
+
+
+@app.command(epilog="Example:  fedsoft predict synthetic-10-90-s0 --center 1 --data points.csv --out predictions.csv")
+@grouped
+def predict(
+    saved: SavedRun,
+    data: Annotated[Path, typer.Option("--data", metavar="FILE", help="A .csv, .npz or .parquet file of points.")],
+    client: Annotated[str | None, typer.Option("--client", metavar="K", help="Use this client's model.")] = None,
+    center: Annotated[int | None, typer.Option("--center", metavar="S", help="Use this center.")] = None,
+    label: LabelOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.csv", help="Where to write; default: the terminal.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Predict with a center or a client's personal model. Where the file has the targets too, they are scored."""
+    if (client is None) == (center is None):
+        raise InputError("predict needs either --client K or --center S")
+    if data.is_dir():
+        raise InputError(f"--data '{data}' is a folder, should be one .csv, .npz or .parquet file")
+    from fedsoft.storage.atomic import write_folder
+
+    loaded = saved.load()
+    run, metric = loaded.run, loaded.run.model.metric
+    ((x, y),) = loaded.read(data, label, labelled=False).values()
+    found = run.predict(x, center=center, client=None if client is None else client_of(run, client)).cpu()
+    score = None
+    if y is not None:
+        _, target = run.federation.new_client(x, y, data.stem)
+        target = target.to(found) if target.is_floating_point() else target
+        score = float(metric.per_point(found[None], target[None]).double().mean())
+    columns = _columns(run, found)
+    if file is not None:
+        write_folder(file.parent, {file.name: _csv(columns).encode()})
+    if json_:
+        print_json({"run": loaded.name, "points": len(found), metric.name: score, "path": file and str(file)}
+                   | ({} if file else {"predictions": columns}))  # fmt: skip
+        return
+    if file is None:
+        sys.stdout.write(shown(_csv(columns), lines=True))
+    scored = "" if score is None else f", {metric.name} {score:.6g}"
+    say(f"{len(found)} points{scored}{f', saved: {file}' if file else ''}", err)
+
+
+@app.command(epilog="Example:  fedsoft export synthetic-10-90-s0 --what client 3 --format onnx --out client-3")
+@grouped
+def export(
+    saved: SavedRun,
+    client: Annotated[str | None, typer.Argument(metavar="[K]", help="Which client, for --what client.")] = None,
+    what: Annotated[str, typer.Option("--what", metavar="centers|clients|client K", help="What to write.")] = "centers",
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="safetensors|onnx|torch", help="Weights; whole computation; weights and code."
+        ),
+    ] = "safetensors",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: exported/RUN/WHAT.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write centers, or models of clients, as files that other programs read, with a model card. No pickles."""
+    if what not in ("centers", "client", "clients"):
+        raise InputError(f"--what '{what}' is not allowed: should be centers, clients, or client K")
+    if what == "client" and client is None:
+        raise InputError("--what client needs the number or name of a client after it")
+    if what != "client" and client is not None:
+        raise InputError(f"--what {what} '{client}' is not allowed: should be --what client '{client}'")
+    from fedsoft.cli.progress import Bar
+    from fedsoft.exports.export import export as write
+    from fedsoft.exports.export import export_clients
+
+    loaded = saved.load()
+    run, about = loaded.run, {"format": format_, "spec": loaded.spec, "name": loaded.name}
+    file = Path("exported") / loaded.name / what if out_dir is None else out_dir  # each run with its own scale and card
+    if what == "clients":
+        with Bar(err, "clients") as bar:
+            each = export_clients(run, file, **about, on_step=partial(bar.show, "exporting"))
+        models = [model for one in each for model in one.models]
+        files = [f"{one.folder.name}/{part}" for one in each for part in one.files]
+        some = ", ".join(models if len(models) <= 4 else [*models[:2], "...", models[-1]])
+        listed = f"{len(models)} folder{'s' * (len(models) != 1)}: {some}"
+    else:
+        with err.status("exporting ..."):
+            written = write(run, file, client=None if client is None else client_of(run, client), **about)
+        models, files = written.models, written.files
+        listed = ", ".join(files)
+    if json_:
+        print_json({"run": loaded.name, "path": str(file), "format": format_, "models": models, "files": files})
+        return
+    say(f"Saved: {file} ({listed})")
+
+
+def client_of(run: Run, text: str) -> str | int:
+    """Return the name of a client, or its number where names are not numbers themselves."""
+    names = run.federation.names
+    # Where names are numbers, a number is a name: the fourth client is not client 4.
+    return int(text) if text.isdecimal() and not any(name.isdecimal() for name in names) else text
+
+
+def _tensors(run: Run, one: Adopted) -> bytes:
+    """Return the new client's model as named tensors; several models under `c0.`, `c1.`, ... with their shares.
+
+    Where inputs are scaled, the scale is included.
+    """
+    from safetensors.torch import save
+
+    layout, w = run.model.layout, one.ensemble.w.cpu()
+    if len(w) == 1:
+        named = dict(layout.unflatten(w[0]))
+    else:
+        named = {f"c{j}.{key}": t for j, row in enumerate(w) for key, t in layout.unflatten(row).items()}
+        named["shares"] = one.ensemble.shares.cpu()
+    if one.scale is not None:
+        named |= {"scale.mean": one.scale.mean, "scale.std": one.scale.std}
+    return save({key: value.contiguous().clone() for key, value in named.items()}, {"format": "pt", "how": one.how})
+
+
+def _curve(run: Run, desk: NewClients, points: dict[str, Any], repeats: int) -> Curve:
+    from fedsoft.cli.progress import Bar
+    from fedsoft.onboarding.learning_curve import learning_curve
+
+    pairs = [run.federation.new_client(x, y, who) for who, (x, y) in points.items()]
+    with Bar(err, "steps") as bar:
+        return learning_curve(desk, pairs, rounds=run.rounds, repeats=repeats, on_step=partial(bar.show, "curve"))
+
+
+def _columns(run: Run, found: Any) -> dict[str, list[Any]]:
+    """Return predictions as columns: one for each output, or the class and the probability of each."""
+    if run.federation.shape.task == "regression":
+        flat = found.reshape(len(found), -1)
+        names = ["prediction"] if flat.shape[1] == 1 else [f"prediction_{j}" for j in range(flat.shape[1])]
+        return {name: flat[:, j].tolist() for j, name in enumerate(names)}
+    classes = run.federation.columns.classes or [str(j) for j in range(found.shape[1])]
+    columns: dict[str, list[Any]] = {"class": [classes[j] for j in found.argmax(1).tolist()]}
+    return columns | {f"p_{name}": found[:, j].tolist() for j, name in enumerate(classes)}
+
+
+def _csv(columns: dict[str, list[Any]]) -> str:
+    with io.StringIO() as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        return text.getvalue()

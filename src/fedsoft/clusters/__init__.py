@@ -1,0 +1,1 @@
+"""What clustered algorithms share: initial centers, assignment of points to centers, selection, averaging."""

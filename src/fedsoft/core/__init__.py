@@ -1,0 +1,1 @@
+"""The types that everything else is made of, and the local solve."""

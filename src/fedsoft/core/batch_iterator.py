@@ -1,0 +1,190 @@
+"""All clients of a problem, step by step through their batches: one class for each memory layout."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.core.batches import GradientParts, Problem, plan_batches
+from fedsoft.core.client_data import ClientData, augmented
+from fedsoft.core.model import as_numbers
+
+FEW = 40  # parameters; beyond that, products of matrices, one for each client, are as fast
+
+
+@runtime_checkable
+class ColumnBackend(Protocol):
+    """A model's backend that can also compute with clients along the last axis (see `models.linear`)."""
+
+    def to_columns(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs `[points, ...]` as `[features, points]`, and weights of points, as `column_gradient` needs."""
+        ...
+
+    def column_gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient `[a, P]` at `w[a, P]` for `x[features, B, a]`, `y[B, a]` and `weight[B, a]`."""
+        ...
+
+
+def iterate_batches(
+    problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool
+) -> BatchIterator:  # fmt: skip
+    """Return the iterator for the memory layout that is fastest for the model.
+
+    A product of tiny matrices for each client would cost several times its arithmetic, so models of a few parameters
+    have clients along the last axis where their backend can do that.
+    """
+    model = problem.model
+    tiny = model.size <= FEW and problem.data.augment is None and isinstance(model.backend, ColumnBackend)
+    layout = ColumnBatches if tiny else RowBatches
+    return layout(problem, dtype, batch=batch, epochs=epochs, shuffle=shuffle)
+
+
+class BatchIterator(abc.ABC):
+    """All clients of a problem on their way through their batches.
+
+    Iterating gives the number of the step and of the batch in its epoch; `gradient` is then that of this batch, for the
+    leading `plan.active[batch]` clients of a stack. Bring rows into the order of the stack with `stack`, back with
+    `unstack`.
+    """
+
+    axis: ClassVar[int]  # of points in memory, and of clients in a batch
+
+    def __init__(self, problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool) -> None:
+        data = problem.data
+        self.model, self.point_weights, self.sizes = problem.model, problem.point_weights, data.sizes
+        generators = problem.generators() if shuffle or data.augment else []
+        self.plan = plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
+        self.variations = _variations(data, epochs, generators)
+        x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
+        x, self.places, self.weights = self._lay_out(x, dtype)
+        self.epochs = [_Epoch(pool, self.axis, self.weights.shape, plan.active) for pool in (x, y)]
+        self.weight = self.weights.clone()
+        weight = self.weight.split(plan.active, self.axis)
+        self.batches = list(zip(*(e.batches for e in self.epochs), weight, strict=True))
+        self.pull: list[tuple[Tensor, Tensor]] = []
+        if problem.prox is not None:
+            strength, target = self.stack(problem.prox.strength), self.stack(problem.prox.target)
+            self.pull = [(strength[:a], target[:a]) for a in plan.active]
+        self.now = self.calls = 0
+
+    @abc.abstractmethod
+    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs, and the plan's places and weights, in this memory layout."""
+
+    @abc.abstractmethod
+    def stack(self, rows: Tensor) -> Tensor:
+        """Bring rows of the clients `[m, ...]` into the order of the stack."""
+
+    def unstack(self, rows: Tensor) -> Tensor:
+        """Bring rows in the order of the stack into that of the clients."""
+        return rows[torch.argsort(self.plan.clients)].contiguous()
+
+    @abc.abstractmethod
+    def gradient_parts(self, w: Tensor) -> GradientParts:
+        """Return the gradient of the current batch at `w[active, P]` in parts, for optimizers that use all in one pass.
+
+        They hold memory that the next call uses again.
+        """
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Return the gradient of the current batch at `w[active, P]`, including the proximal term."""
+        return self.gradient_parts(w).total(w)
+
+    @property
+    def gradients(self) -> Tensor:
+        """The gradients that each client has computed so far, in points, if every step computed as many."""
+        epochs, steps = len(self.places), len(self.batches)
+        return self.sizes * epochs * self.calls // max(1, epochs * steps)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        step = 0
+        for number, places in enumerate(self.places):
+            for epoch in self.epochs:
+                epoch.fetch(places)
+            if self.variations is not None:
+                shift, flip = (drawn[number, places.flatten()] for drawn in self.variations)
+                images = self.epochs[0].memory
+                images.copy_(augmented(images, shift, flip))
+            if self.point_weights is not None:
+                torch.mul(self.weights, self.point_weights[places], out=self.weight)
+            for b in range(len(self.batches)):
+                self.now = b
+                yield step, b
+                step += 1
+
+
+class RowBatches(BatchIterator):
+    """Clients along the first axis, for every model."""
+
+    axis = 0
+    buffer: Tensor | None = None  # every gradient is written here
+
+    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        return x, self.plan.places.mT, self.plan.weights.t().contiguous()
+
+    def stack(self, rows: Tensor) -> Tensor:
+        return rows.index_select(0, self.plan.clients)
+
+    def gradient_parts(self, w: Tensor) -> GradientParts:
+        self.calls += 1
+        if self.buffer is None:
+            self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
+        gradient, pull = self.buffer[: len(w)], self.pull[self.now] if self.pull else None
+        products = self.model.gradient_into(gradient, w, *self.batches[self.now])
+        return GradientParts(gradient, pull, self.model.layout, products)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        return super().gradient(w).clone()
+
+
+class ColumnBatches(BatchIterator):
+    """Clients along the last axis, for models whose backend is a `ColumnBackend`."""
+
+    axis = -1
+
+    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        assert isinstance(self.model.backend, ColumnBackend)
+        self.backend = self.model.backend
+        x, weights = self.backend.to_columns(as_numbers(x, dtype), self.plan.weights)
+        return x, self.plan.places, weights
+
+    def stack(self, rows: Tensor) -> Tensor:
+        return rows.index_select(0, self.plan.clients).movedim(0, -1).contiguous().movedim(-1, 0)
+
+    def gradient_parts(self, w: Tensor) -> GradientParts:
+        self.calls += 1
+        pull = self.pull[self.now] if self.pull else None
+        return GradientParts(self.backend.column_gradient(w, *self.batches[self.now]), pull)
+
+
+def _variations(
+    data: ClientData, epochs: int, generators: Sequence[np.random.Generator]
+) -> tuple[Tensor, Tensor] | None:
+    """Draw how every point is varied in every epoch: shifts `[epochs, points, 2]` and flips `[epochs, points]`."""
+    if data.augment is None:
+        return None
+    sizes = data.sizes.tolist()
+    drawn = [data.augment.draw(rng, epochs * n) for rng, n in zip(generators, sizes, strict=True)]
+    shifts = [shift.view(epochs, n, 2) for (shift, _), n in zip(drawn, sizes, strict=True)]
+    flips = [flip.view(epochs, n) for (_, flip), n in zip(drawn, sizes, strict=True)]
+    return torch.cat(shifts, 1).to(data.x.device), torch.cat(flips, 1).to(data.x.device)
+
+
+class _Epoch:
+    """Every epoch is fetched from a pool of points into the same memory, so the views of its batches are made once."""
+
+    def __init__(self, pool: Tensor, axis: int, sides: Sequence[int], active: list[int]) -> None:
+        self.pool, self.axis = pool, axis
+        shape = list(pool.shape)
+        shape[axis] = math.prod(sides)
+        self.memory = pool.new_empty(shape)
+        self.batches = self.memory.unflatten(axis, sides).split(active, axis)
+
+    def fetch(self, places: Tensor) -> None:
+        torch.index_select(self.pool, self.axis, places.flatten(), out=self.memory)

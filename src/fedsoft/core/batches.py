@@ -1,0 +1,113 @@
+"""The local problem of many clients, and the plan that cuts their points into mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.model import Layout, Model, OuterProduct
+
+
+@dataclass(frozen=True)
+class Prox:
+    """`1/2 sum_s a_s |w - c_s|^2` for each client, pre-summed: its gradient is `strength w - target`.
+
+    So a step costs the same for any number of centers.
+    """
+
+    strength: Tensor  # [m, 1]: sum_s a_s
+    target: Tensor  # [m, P]: sum_s a_s c_s
+
+    @staticmethod
+    def to_centers(a: Tensor, centers: Tensor) -> Prox:
+        """Return the pull of weights `a[m, S]` towards `centers[S, P]`."""
+        return Prox(a.sum(1, keepdim=True), a @ centers)
+
+
+@dataclass(frozen=True)
+class GradientParts:
+    """The gradient of a batch for each of a clients, in the parts that it is made of."""
+
+    gradient: Tensor  # [a, P]: of the loss
+    pull: tuple[Tensor, Tensor] | None = None  # strength [a, 1] and target [a, P] of the proximal term
+    layout: Layout | None = None
+    products: Sequence[OuterProduct] = ()  # what is not yet in `gradient`, of a single client
+
+    def total(self, w: Tensor) -> Tensor:
+        """Return their sum, in the memory of `gradient`. To be called once."""
+        for product in self.products:
+            assert self.layout is not None
+            product.write(self.layout, self.gradient[0])
+        if self.pull is not None:
+            strength, target = self.pull
+            self.gradient.addcmul_(strength, w).sub_(target)
+        return self.gradient
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What each of m clients minimizes: its mean loss (weighted by point where given) plus the proximal term."""
+
+    model: Model
+    data: ClientData
+    prox: Prox | None
+    point_weights: Tensor | None  # one for each of data.points
+    generators: Callable[[], Sequence[np.random.Generator]]  # one for each client
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which points each client uses when.
+
+    Clients with the most batches come first, so that those who still have a batch b are always the leading `active[b]`:
+    the others' parameters and optimizer state are not touched. The batches of an epoch lie side by side, batch b as
+    `active[b]` columns, so that `split(active)` gives them back. Only a client's last batch is padded.
+    """
+
+    clients: Tensor  # [m]: the order of the clients
+    batches: Tensor  # [m]: batches per epoch, falling
+    active: list[int]  # [most batches]
+    owners: Tensor  # [columns]: the client of each column, by its place in `clients`
+    done: Tensor  # [epochs, columns]: how many steps that client has taken before
+    places: Tensor  # [epochs, batch, columns]: place among `data.points`
+    weights: Tensor  # [batch, columns]: 1 / (points in the batch), 0 where padded
+
+
+def plan_batches(
+    data: ClientData, batch: int, epochs: int, generators: Sequence[np.random.Generator] | None, dtype: torch.dtype
+) -> Plan:
+    """Cut each client's points into batches, in an order that its own generator draws anew for every epoch."""
+    sizes, starts = data.sizes.cpu().numpy(), data.offsets.cpu().numpy()
+    orders = np.tile(np.arange(sizes.sum()), (epochs, 1))
+    for k, rng in enumerate(generators or ()):
+        own = orders[:, starts[k] : starts[k] + sizes[k]]
+        rng.permuted(own, axis=1, out=own)
+
+    batch = min(batch, int(sizes.max()))  # no client needs more
+    batches = -(-sizes // batch)
+    clients = np.argsort(-batches, kind="stable")
+    batches = batches[clients]
+    active = np.array([np.count_nonzero(batches > b) for b in range(batches[0])], dtype=np.int64)
+    number = np.repeat(np.arange(len(active)), active)  # [columns]: which batch it is
+    owners = np.arange(len(number)) - (np.cumsum(active) - active)[number]
+    within = number * batch + np.arange(batch)[:, None]
+    real = within < sizes[clients[owners]]
+    within = np.where(real, within + starts[clients[owners]], 0)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(data.x.device)
+
+    return Plan(
+        clients=tensor(clients),
+        batches=tensor(batches),
+        active=active.tolist(),
+        owners=tensor(owners),
+        done=tensor(number + np.arange(epochs)[:, None] * batches[owners]),
+        places=tensor(orders.take(within, axis=1)),
+        weights=tensor(real / real.sum(0)).to(dtype),
+    )

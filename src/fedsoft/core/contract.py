@@ -1,0 +1,302 @@
+"""What an algorithm is: a straight-line program that asks clients to do jobs.
+
+An algorithm never holds clients. It calls `ask(job, ids, ...)`; the engine behind it knows where the clients live (rows
+of a stack in this process, other processes, other machines). A job runs on the clients' side on a `Site`, which holds
+their own training points and nothing else: no sources, no mixtures, no test data.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.core.local_solve import Solver
+from fedsoft.core.model import Model
+from fedsoft.core.site import Site
+from fedsoft.errors import SettingError
+
+ClientState = dict[str, Tensor]
+"""What clients keep between rounds, one row each. Leaves them only in a reply."""
+
+Reply = dict[str, Tensor]
+"""What clients send back from a job, one row each."""
+
+Ids = np.ndarray
+"""Row numbers of clients, ascending."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server knows between rounds.
+
+    Arguments:
+        centers: the cluster models, `[S, P]`.
+        mixture: the estimated mixtures u of the clients, `[N, S]`, where the algorithm estimates them.
+        per_client: further tensors with one row for each client; a client that predicts sees only its own rows.
+        extra: anything else.
+    """
+
+    centers: Tensor
+    mixture: Tensor | None = None
+    per_client: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def u(self) -> Tensor:
+        """Return the mixtures; raise if the algorithm estimates none."""
+        if self.mixture is None:
+            raise KeyError("this algorithm estimates no mixtures")
+        return self.mixture
+
+    def update(
+        self, *, centers: Tensor | None = None, u: Tensor | None = None,
+        per_client: Mapping[str, Tensor] | None = None, extra: Mapping[str, Tensor] | None = None,
+    ) -> State:  # fmt: skip
+        """Return the same state with these entries replaced."""
+        return State(
+            self.centers if centers is None else centers, self.mixture if u is None else u,
+            {**self.per_client, **(per_client or {})}, {**self.extra, **(extra or {})},
+        )  # fmt: skip
+
+    def seen_by(self, rows: Tensor | slice) -> State:
+        """Return the state as some clients see it: their own rows of what is kept for each client."""
+        own = {name: value[rows] for name, value in self.per_client.items()}
+        return State(self.centers, None, own, self.extra)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, for files and messages."""
+        named = {"centers": self.centers} | ({} if self.mixture is None else {"u": self.mixture})
+        named |= {f"per_client.{name}": value for name, value in self.per_client.items()}
+        return named | {f"extra.{name}": value for name, value in self.extra.items()}
+
+    @staticmethod
+    def from_tensors(named: Mapping[str, Tensor]) -> State:
+        """Rebuild a state from what `tensors` returned."""
+        return State(named["centers"], named.get("u"), under("per_client", named), under("extra", named))
+
+
+class Kind(enum.Enum):
+    """What an entry of a reply is, for guards, noise and attacks."""
+
+    MODEL = "models, gradients of them, or sums of either: parameters along the last axis"
+    MIXTURE = "shares of the centers, one row for each client"
+    CHOICE = "the number of a center"
+    COUNTS = "numbers of points for each center"
+    NUMBER = "anything else"
+
+
+MODEL, MIXTURE, CHOICE, COUNTS, NUMBER = Kind
+
+
+class Rows(Protocol):
+    """One row for each client that answered, kept where it is (in memory, on disk or elsewhere) until asked for."""
+
+    def gather(self) -> Tensor:
+        """Return all rows, `[m, ...]`."""
+        ...
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return `weights[S, m] @ rows` in float64, `[S, ...]`, without gathering all rows in one place."""
+        ...
+
+
+@runtime_checkable
+class Averages(Rows, Protocol):
+    """Rows that compute means in their own way."""
+
+    def average(self, weights: Tensor, old: Tensor) -> Tensor:
+        """Return centers `[S, P]` in place of the `old` ones, see `averaging.average`."""
+        ...
+
+
+class _Nobody:
+    """No rows, in a shape that fits any other."""
+
+    def gather(self) -> Tensor:
+        return torch.empty(0)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return weights.new_zeros((len(weights), 1), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The replies of the clients that answered, one row for each of `ids`; no entries when nobody did."""
+
+    ids: Ids
+    values: Mapping[str, Rows]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def __getitem__(self, name: str) -> Rows:
+        return self.values[name] if len(self.ids) else _Nobody()
+
+    def rows(self, name: str, like: Tensor) -> Tensor:
+        """Return all replies under `name`; when nobody answered, an empty tensor shaped like `like`."""
+        return self[name].gather() if len(self.ids) else like[:0]
+
+    def update(self, name: str, old: Tensor) -> Tensor:
+        """Return a copy of `old[N, ...]` with the rows of the clients that answered replaced."""
+        return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), self.rows(name, like=old))
+
+
+class Ask(Protocol):
+    """The algorithm's only way to its clients."""
+
+    sizes: Tensor  # [N]: n_k, as clients report them
+    last: bool  # whether this is the last round of the run
+
+    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
+        """Have the clients `ids` do a job; return the replies of those that answer.
+
+        `shared` is sent to all of them, `each` holds one row for each of them.
+        """
+        ...
+
+    @property
+    def everyone(self) -> Ids: ...
+
+    def generator(self, *labels: str | int) -> np.random.Generator:
+        """Return a generator of this run and round, for draws by the server."""
+        ...
+
+    def generators(self, *labels: str | int) -> list[np.random.Generator]:
+        """Return one generator of this run and round for each client, for draws by the server about clients."""
+        ...
+
+
+@dataclass(frozen=True)
+class PersonalModels:
+    """What m clients predict with.
+
+    Arguments:
+        models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use.
+        shares: the weights with which each client adds up their predictions, `[m, J]`.
+    """
+
+    models: Tensor
+    shares: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Means:
+    """Centers as means over a fixed number of clients, drawn uniformly or not."""
+
+    members: int
+    uniform: bool
+
+
+class Algorithm(abc.ABC):
+    """The contract: settings (a frozen dataclass), `init`, `round` and `predict`. Jobs are methods marked with `@job`.
+
+    The other members have defaults that suit most algorithms; engines and safeguards use them.
+    """
+
+    closing_tasks: ClassVar[int] = 0
+    """Extra tasks of all clients in the last round: reserved when work is limited."""
+
+    def check(self, clients: int) -> None:
+        """Raise an `InputError` for settings that do not fit this many clients: here, for a K above their number."""
+        K = getattr(self, "K", None)
+        if isinstance(K, int) and K > clients:
+            raise SettingError(type(self).__name__, "K", K, f"should be at most {clients}, the number of clients")
+
+    @abc.abstractmethod
+    def init(self, site: Site, clients: int) -> State:
+        """Return the server's initial state. The site has no clients; it offers the model and draws."""
+
+    def init_client(self, site: Site) -> ClientState:
+        """Return the initial state of the clients; by default they keep nothing."""
+        return {}
+
+    @abc.abstractmethod
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Play one communication round; return the new state and what to log about the round."""
+
+    @abc.abstractmethod
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return what the clients of the site predict with. `state` holds only their rows of `per_client`."""
+
+    @property
+    def center_count(self) -> int:
+        """The largest number of centers: the setting S, where there is one."""
+        return getattr(self, "S", None) or 1
+
+    @property
+    def pull(self) -> float:
+        """The strength of the proximal pull towards the centers, also for new clients."""
+        return 1.0
+
+    @property
+    def smallest_share(self) -> float:
+        """The smallest share of a mixture; its sum may exceed 1 by it."""
+        return 0.0
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The settings to lower when training diverges, where the local solver's rate is not used."""
+        return ()
+
+    @property
+    def counting(self) -> int:
+        """How often one estimation uses clients' counts of points; 0 where no counts leave the clients."""
+        return 0
+
+    def means(self, clients: int) -> Means | None:
+        """Return how centers are means over a fixed number of clients; None if they are not."""
+        return None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained: everything that the numbers of a run depend on, besides the clients."""
+
+    algorithm: Algorithm
+    model: Model
+    solver: Solver
+    seed: int
+    dtype: torch.dtype = torch.float32
+
+
+J = TypeVar("J", bound=Callable[..., tuple[ClientState, Reply]])
+
+
+def job(**replies: Kind) -> Callable[[J], J]:
+    """Mark a method as a job: `(self, site, mine, shared) -> (mine, reply)`, over a stack of m >= 1 clients.
+
+    Arguments:
+        replies: the entries that its reply may have, and the kind of each.
+    """
+
+    def mark(function: J) -> J:
+        function.__dict__["replies"] = replies
+        return function
+
+    return mark
+
+
+def replies_of(algorithm: Algorithm, name: str) -> Mapping[str, Kind] | None:
+    """Return what a job may reply; None for what is not marked as a job."""
+    return getattr(getattr(type(algorithm), name, None), "replies", None)
+
+
+def jobs_of(algorithm: Algorithm) -> list[str]:
+    return [name for name in dir(type(algorithm)) if replies_of(algorithm, name) is not None]
+
+
+def prefixed(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return entries under a common prefix, to keep an optimizer's state beside other things."""
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries under a prefix, see `prefixed`."""
+    return {name.removeprefix(f"{prefix}."): v for name, v in values.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,248 @@
+"""A federation: the clients' data, and beside it the truth that only scoring may see."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.core.client_arrays import as_pair, check_clients, check_new_client, divide, numbered
+from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.scaling import Scale, scaling_warning
+from fedsoft.core.splits import Split, at_random, check_left
+from fedsoft.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known about a federation because it was made: never shown to an algorithm.
+
+    Arguments:
+        mixture: the mixture that each client was drawn with, `[N, sources]`.
+        train_sources, held_out_sources: the source of each point, in the order of the pools.
+        tests: one test set (x, y) for each source.
+        names: the names of the sources.
+        noise_floor: the error that no model can beat, where it is known.
+    """
+
+    mixture: Tensor
+    train_sources: Tensor
+    held_out_sources: Tensor
+    tests: tuple[tuple[Tensor, Tensor], ...]
+    names: tuple[str, ...]
+    noise_floor: float | None = None
+
+    def fractions(self, train: ClientData) -> Tensor:
+        """Return the share of each source among each client's training points: what u_ks estimates, `[N, sources]`."""
+        one_hot = torch.nn.functional.one_hot(self.train_sources, len(self.names)).double()
+        return train.mean_by_client(one_hot[train.points])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What tables of clients call things.
+
+    Arguments:
+        features: the columns of inputs, in the order of x.
+        classes: the labels where they are text, in the order of their numbers.
+        categories: columns of text with the values that are known: each is one element of x, 1 where a point has it
+            and else 0. A point with another value has 0 in all of them.
+        ignored: columns that tables may have and that are no inputs.
+    """
+
+    features: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def elements(self) -> tuple[str, ...] | None:
+        """A name for each element of x: that of its column, or `column=value`."""
+        if self.features is None:
+            return None
+        parts = [[f"{name}={value}" for value in self.categories.get(name, ())] or [name] for name in self.features]
+        return tuple(element for part in parts for element in part)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with training points and held-out points of their own, and the truth where it is known.
+
+    Where data arrives over time, `before` holds other training points that clients have in the rounds before
+    `change_at`, as many as in `train`; held-out points and truth are those of `train`.
+
+    Where inputs are scaled, points here are as models see them. `Run.predict`, `Run.adopt`, `new_client` and exported
+    models take inputs as they were before.
+    """
+
+    train: ClientData
+    held_out: ClientData
+    names: tuple[str, ...]
+    shape: DataShape
+    truth: Truth | None = None
+    columns: Columns = Columns()
+    before: ClientData | None = None
+    change_at: int = 0
+    scale: Scale | None = None
+    notices: tuple[str, ...] = ()  # what looks wrong with the data, though it can be used
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def about(self) -> str:
+        """How the data was understood, in a few words."""
+        shape, sides = self.shape, "x".join(map(str, self.shape.input))
+        several = f"{shape.outputs} target{'s' * (shape.outputs != 1)}"
+        aims = {"classification": f"{shape.outputs} classes", "multilabel": f"{shape.outputs} labels"}
+        aim = aims.get(shape.task, several)
+        sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
+        points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
+        scaled = " scaled to mean 0 and std 1" if self.scale is not None else ""
+        counts = f"{len(self)} clients, {points} points and {held_out} held out, inputs of {sides}{scaled}"
+        return f"{counts}, {aim}{sources}"
+
+    @property
+    def unscaled(self) -> str | None:
+        """A sentence where inputs are far from mean 0 and std 1; else None."""
+        return scaling_warning(self.train.x)
+
+    def standardized(self) -> Federation:
+        """Return the same with every column of the inputs at mean 0 and std 1 over all training points."""
+        if self.train.x.dtype == torch.uint8:
+            raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
+        scale = Scale.of(self.train.x)
+        train, held_out = (replace(data, x=scale(data.x)) for data in (self.train, self.held_out))
+        return replace(self, train=train, held_out=held_out, scale=scale)
+
+    def as_seen(self, x: Tensor) -> Tensor:
+        """Return inputs from outside as models see them."""
+        return x if self.scale is None else self.scale(x)
+
+    def __repr__(self) -> str:
+        return f"<Federation: {'. '.join([self.about, *self.notices])}>"
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a client or a training point does: a run must not go on with other data."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in self.names:
+            digest.update(f"{len(name)}:{name}".encode())
+        earlier = () if self.before is None else (self.before.x, self.before.y)
+        for tensor in (self.train.sizes, self.train.x, self.train.y, *earlier):
+            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        if self.train.augment is not None:
+            digest.update(repr(self.train.augment).encode())
+        return digest.hexdigest()
+
+    def only(self, source: int) -> Federation:
+        """Return the clients with only their points of one source; those without any to train on are left out.
+
+        For oracles: what could be learnt if the sources were separated. Test sets and names stay those of all sources.
+        """
+        truth = self.truth
+        if truth is None:
+            raise InputError(f"source = {source} is not allowed: the sources of these points are not known")
+        if not 0 <= source < len(truth.names):
+            raise InputError(f"source = {source} is not allowed: should be 0 to {len(truth.names) - 1}")
+        train, train_sources = _only(self.train, truth.train_sources, source)
+        held_out, held_out_sources = _only(self.held_out, truth.held_out_sources, source)
+        kept = torch.nonzero(train.sizes)[:, 0]
+        if not len(kept):
+            raise InputError(f"source = {source} is not allowed: no client has points of '{truth.names[source]}'")
+        rows = kept.tolist()
+        return Federation(
+            train.take(rows),
+            held_out.take(rows),
+            tuple(self.names[k] for k in rows),
+            self.shape,
+            replace(truth, mixture=truth.mixture[kept], train_sources=train_sources, held_out_sources=held_out_sources),
+            self.columns,
+        )
+
+    def new_client(self, x: Any, y: Any, name: str = "new client") -> tuple[Tensor, Tensor]:
+        """Return the points of a new client as models see them, checked against those of the clients."""
+        (y,), _ = numbered([name], [y], self.columns.classes)
+        x, y = check_new_client(name, x, y, self.shape, self.train)
+        return self.as_seen(x), y
+
+    @staticmethod
+    def from_clients(
+        clients: Sequence[Any],
+        *,
+        names: Sequence[str] | None = None,
+        held_out: float = 0.2,
+        split: Split | Mapping[str, Any] | None = None,
+        task: Task | Literal["auto"] = "auto",
+        classes: int | Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Make a federation from your own data.
+
+        Arguments:
+            clients: one (x, y) per client, arrays or tensors of any number of points, or a torch data set of such
+                pairs. Integers and text as y mean classification. Inputs of type uint8 are taken for images: models see
+                them divided by 255.
+            names: a name for each client; its draws depend on it, so keep it when you re-order clients.
+            held_out: the share of each client's points that is kept for scoring its personal model.
+            split: how these are chosen, default: at random. One of `{"time": t}`, `{"group": g}` and
+                `{"column": c, "test": values}`, where t, g and c have an array of values per client; or the points
+                themselves, `{"test": pairs}`, one for each client or by name for some (see `core.splits.Split`).
+            task: what y is, default: by its type.
+            classes: the number of classes, default: the largest label + 1; for labels that are text their order.
+            seed: decides which points are held out.
+        """
+        if not 0 <= held_out < 1:
+            raise InputError(f"held_out = {held_out} is not allowed: should be at least 0 and below 1")
+        names = tuple(map(str, names)) if names is not None else tuple(map(str, range(len(clients))))
+        shape, pairs, known = check_clients(names, clients, task, classes)
+        made = Federation(ClientData.concat(pairs), ClientData.concat([(x[:0], y[:0]) for x, y in pairs]), names, shape,
+                          columns=Columns(classes=known))  # fmt: skip
+        split = split if split is None or isinstance(split, Split) else Split(**split)
+        if split is None:
+            masks = [at_random(name, len(y), held_out, seed) for name, (_, y) in zip(names, pairs, strict=True)]
+        elif split.kind == "test":
+            return made.with_test(split.test)
+        else:
+            masks = split.masks(names, _values(names, pairs, split), held_out, seed)
+            for name, mask in zip(names, masks, strict=True):
+                check_left(name, mask)
+        train, held = divide(pairs, masks)
+        return replace(made, train=train, held_out=held)
+
+    def with_test(self, test: Sequence[Any] | Mapping[str, Any]) -> Federation:
+        """Return the same with these held-out points: a pair (x, y) for each client, or by name for some."""
+        given = test if isinstance(test, Mapping) else dict(zip(self.names, test, strict=False))
+        if not isinstance(test, Mapping) and len(test) != len(self):
+            raise InputError(f"test has {len(test)} parts for {len(self)} clients, should be one for each")
+        for name in given:
+            if name not in self.names:
+                raise InputError(
+                    f"test is for a client that has no training points: {unknown('client', name, self.names)}"
+                )
+        none = (self.train.x[:0], self.train.y[:0])
+        pairs = [self.new_client(*as_pair(name, given[name]), name) if name in given else none for name in self.names]
+        return replace(self, held_out=ClientData.concat(pairs))
+
+
+def _values(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]], split: Split) -> list[np.ndarray]:
+    """Return the column that a split is made by, for each client."""
+    values = [np.asarray(own) for own in split.by]
+    if [len(own) for own in values] != [len(y) for _, y in pairs]:
+        raise InputError(f"split.{split.kind} should have an array for each of {len(names)} clients, a value per point")
+    return values
+
+
+def _only(data: ClientData, sources: Tensor, source: int) -> tuple[ClientData, Tensor]:
+    """Return the points of one source, in the order of `data.points`; clients may be left with none."""
+    of = sources[data.points]
+    mine = data.points[of == source]
+    sizes = torch.bincount(data.owners[of == source], minlength=len(data))
+    left = replace(data, x=data.x[mine], y=data.y[mine], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes)
+    return left, sources[mine]

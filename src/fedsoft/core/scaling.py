@@ -1,0 +1,53 @@
+"""Columns of inputs at mean 0 and standard deviation 1, and a warning where they are far from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FAR = 10.0  # a mean or standard deviation of an input that is too large to learn from as it is
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Takes every column of the training points to mean 0 and std 1: one value for each element of an input.
+
+    Over all clients together: if each were scaled by its own, the same input would mean something else for everybody.
+    In a federation that is three sums from every client: of 1, of x and of x^2.
+    """
+
+    mean: Tensor
+    std: Tensor  # 1 for a column that is constant
+
+    @staticmethod
+    def of(x: Tensor) -> Scale:
+        """Return the scale of points `x[points, ...]`."""
+        mean, std = x.double().mean(0), x.double().std(0, correction=0)
+        # What rounding leaves of a constant is no standard deviation.
+        constant = std <= 1e-9 * mean.abs()
+        return Scale(mean, torch.where(constant, 1.0, std))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return inputs as models see them, for inputs as they are in files."""
+        kind = x.dtype if x.is_floating_point() else torch.float32
+        return ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).to(kind)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Return inputs as they are in files, for inputs as models see them."""
+        return (x.double() * self.std.to(x.device) + self.mean.to(x.device)).to(x.dtype)
+
+
+def scaling_warning(x: Tensor) -> str | None:
+    """Return a sentence where inputs are far from mean 0 and std 1, which local solvers need; else None."""
+    if not x.is_floating_point() or len(x) < 2:
+        return None
+    flat = x.double().flatten(1)
+    mean, std = float(flat.mean(0).abs().max()), float(flat.std(0).max())
+    if mean <= FAR and std <= FAR:
+        return None
+    return (
+        f"Inputs are not scaled (means up to {mean:.3g}, standard deviations up to {std:.3g}): networks learn little "
+        "from them; bring every column to mean 0 and standard deviation 1 (for a folder: dataset.standardize = true)"
+    )

@@ -1,0 +1,144 @@
+"""What a job sees: the points of some clients, and the tools to work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
+from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
+from fedsoft.core.model import Model
+from fedsoft.errors import InputError
+from fedsoft.seeds import generator
+
+Hide = Callable[[Tensor], Tensor]
+"""Maps shares `[m, S]` of m clients to shares that hide single points."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a job sees: m clients with their own points, and the tools to work on them."""
+
+    model: Model
+    data: ClientData
+    solver: Solver
+    names: Sequence[str]
+    seed: int
+    t: int
+    dtype: torch.dtype
+    work: Work = field(kw_only=True)
+    hide: Hide | None = field(default=None, kw_only=True)
+    least_points: int = field(default=1, kw_only=True)  # sums over fewer points of a client are not sent
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def generators(self, *labels: str | int) -> list[np.random.Generator]:
+        """Return one generator for each client, of this round and these labels."""
+        return [generator(self.seed, *labels, self.t, name) for name in self.names]
+
+    def hidden(self, shares: Tensor) -> Tensor:
+        """Return shares as they may leave the clients: with noise on their counts, if the run asks for it."""
+        return shares if self.hide is None else self.hide(shares)
+
+    def solve(
+        self,
+        w: Tensor,
+        optimizer_state: OptimizerState | None = None,
+        *,
+        prox: Prox | None = None,
+        point_weights: Tensor | None = None,
+        label: str = "batches",
+    ) -> tuple[Tensor, OptimizerState]:
+        """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
+        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label))
+        before = self.solver.init_state(w) if optimizer_state is None else optimizer_state
+        solved, after, gradients = self.solver.solve(problem, w, before)
+        self.work.gradients.add_(gradients.cpu())
+        return solved, after
+
+    def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
+        """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
+
+        Call `count_work(batches)` afterwards.
+        """
+        if not isinstance(self.solver, FirstOrder):
+            raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
+        problem = Problem(self.model, self.data, None, None, lambda: self.generators(label))
+        s = self.solver
+        return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
+
+    def count_work(self, batches: BatchIterator) -> None:
+        """Count the gradients computed over these batches as work."""
+        self.work.gradients.add_(batches.gradients.cpu())
+
+    def solve_each(self, w: Tensor, point_weights: Tensor | None = None, label: str = "batches") -> Tensor:
+        """Solve S problems for each client, from `w[m, S, P]` with `point_weights[points, S]`: S times the work."""
+        m, count, size = w.shape
+        data = self.data.take(np.repeat(np.arange(m), count))
+        weights = None
+        if point_weights is not None:  # in the order of the repeated clients: each client's points S times
+            client, s = data.owners // count, data.owners % count
+            position = torch.arange(len(data.owners), device=w.device) - data.offsets[data.owners]
+            weights = point_weights[self.data.offsets[client] + position, s]
+        names = [name for name in self.names for _ in range(count)]
+        wide = replace(self, data=data, names=names, work=Work.none(m * count))
+        solved, _ = wide.solve(w.reshape(m * count, size), point_weights=weights, label=label)
+        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        return solved.view(m, count, size)
+
+    def solve_parts(self, w: Tensor, part: Tensor, label: str = "batches") -> Tensor:
+        """Solve S problems for each client, from `w[m, S, P]`, each on its part of the points.
+
+        `part[points]` is 0 to S - 1. Every point is used once, so the work is that of one problem. A model without
+        points stays as it was.
+        """
+        m, count, size = w.shape
+        place = self.data.owners * count + part
+        order = torch.argsort(place, stable=True)
+        sizes = torch.bincount(place, minlength=m * count)
+        points = self.data.points[order]
+        data = replace(
+            self.data, x=self.data.x[points], y=self.data.y[points], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes
+        )
+        names = [name for name in self.names for _ in range(count)]
+        wide = replace(self, data=data, names=names, work=Work.none(m * count))
+        solved, _ = wide.solve(w.reshape(m * count, size), label=label)
+        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        return solved.view(m, count, size)
+
+    def by(self, solver: Solver) -> Site:
+        """Return the same site with another local solver; work is counted together."""
+        return replace(self, solver=solver)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Return the gradient of each client's mean loss at `w[m, P]`, over all its points."""
+        self.work.gradients.add_(self.data.sizes.cpu())
+        return own_gradients(self.model, self.data, w)
+
+    def losses(self, centers: Tensor) -> Tensor:
+        """Return the loss of every point under every center, `[points, S]`."""
+        self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
+        return losses_of_all(self.model, self.data, centers)
+
+    def predictions(self, w: Tensor) -> Tensor:
+        """Return what each client's own model `w[m, P]` predicts for each of its points."""
+        self.work.evaluations.add_(self.data.sizes.cpu())
+        return self.model.predict(own_outputs(self.model, self.data, w))
+
+    def draw(self, *labels: str | int) -> Tensor:
+        """Draw initial weights of a model, the same at every site of the run, `[P]`.
+
+        Where all draws of a model are the same, centers after the first, `("center", s)`, start beside them.
+        """
+        rng = generator(self.seed, *labels)
+        w = self.model.draw(rng)
+        if self.model.apart is not None and labels[0] == "center" and labels[-1] != 0:
+            w = self.model.apart(w, rng)
+        return w.to(self.data.x.device, self.dtype)

@@ -1,0 +1,1 @@
+"""Data in files: formats, tables and downloads; sources and clients made of images."""

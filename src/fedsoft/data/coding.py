@@ -1,0 +1,84 @@
+"""Columns of tables as inputs: numbers as they are, text as categories; columns that look like ids are pointed out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedsoft.core.federation import Columns
+from fedsoft.data.streams import bad
+from fedsoft.data.table_settings import TableSettings, matches
+from fedsoft.data.tables import Table, reads_as_number
+
+
+def with_categories(columns: Columns, tables: Sequence[Table], options: TableSettings) -> Columns:
+    """Return the columns with the categories of those that are text, over all tables, in sorted order."""
+    found = {name: known for name in columns.features or () if (known := _categories(name, tables, options))}
+    return replace(columns, categories=found)
+
+
+def _categories(name: str, tables: Sequence[Table], options: TableSettings) -> tuple[str, ...]:
+    """Return the categories of a column; none for one of numbers."""
+    forced = matches(name, options.categorical)
+    texts = [table for table in tables if table.has_text(name)]
+    if not forced:
+        if not texts:
+            return ()
+        # Not guessed: one cell that was mistyped would make categories of everyone's numbers.
+        if len(texts) < len(tables) or not options.categories:
+            texts[0].numbers(name)
+        for table in texts:
+            if any(map(reads_as_number, table.labels(name).tolist())):
+                table.numbers(name)
+    values = sorted({str(value) for table in tables for value in table.values(name).tolist()})
+    if len(values) > options.categories:
+        raise bad(
+            tables[0].file,
+            f"has {len(values)} different values in column '{name}', more than categories = {options.categories}: "
+            f"leave it out by drop = ['{name}'], or raise categories",
+        )
+    return tuple(values)
+
+
+def encoded(table: Table, columns: Columns) -> np.ndarray:
+    """Return the inputs of a table, an element for each number and each category, in floating point."""
+    parts = []
+    for name in columns.features or ():
+        if name in columns.categories:
+            values = np.array([str(value) for value in table.values(name).tolist()], dtype=np.str_)
+            parts.append(values[:, None] == np.array(columns.categories[name], dtype=np.str_))
+        else:
+            parts.append(table.numbers(name)[:, None])
+    x = np.concatenate(parts, axis=1)
+    return x if x.dtype.kind == "f" else x.astype(np.float32)
+
+
+def id_notices(columns: Columns, tables: Sequence[Table], clients: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Return a sentence about each input that tells clients or points apart, as an id does.
+
+    `clients`: the number of the client of each row, for each table.
+    """
+    owner = np.concatenate(clients)
+    sizes = np.bincount(owner)
+    if len(sizes) < 2 or not (sizes > 1).any():
+        return ()
+    said = []
+    for name in columns.features or ():
+        values = np.concatenate([np.asarray(table.values(name)).astype(str) for table in tables])
+        known, code = np.unique(values, return_inverse=True)
+        pairs = len(np.unique(owner * len(known) + code))
+        remedy = f"leave it out by drop = ['{name}'] if it is one"
+        if len(known) > 1 and pairs == len(sizes):
+            what = "another one in each" if len(known) == len(sizes) else f"{len(known)} over all"
+            said.append(f"Column '{name}' has one value in each client, {what}, as an id has: {remedy}")
+        elif len(known) == len(values) and name not in columns.categories and _counts(tables, name):
+            said.append(f"Column '{name}' numbers the points, as an id does: {remedy}")
+    return tuple(said)
+
+
+def _counts(tables: Sequence[Table], name: str) -> bool:
+    """Whether a column holds consecutive whole numbers, each once."""
+    values = np.concatenate([table.values(name) for table in tables])
+    return bool((values == np.round(values)).all()) and float(values.max() - values.min()) == len(values) - 1 > 10

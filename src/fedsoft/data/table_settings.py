@@ -1,0 +1,122 @@
+"""The settings that data sets of tables share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedsoft.core.federation import Columns
+from fedsoft.core.splits import Split
+from fedsoft.data.csv_files import CsvForm
+from fedsoft.data.streams import bad
+from fedsoft.errors import InputError, unknown
+from fedsoft.settings import settings
+
+Names = tuple[str, ...]
+Task = Literal["auto", "regression", "classification", "multilabel"]
+
+
+@settings
+class TableSettings:
+    """How tables are read, and which of their points are held out.
+
+    Arguments:
+        target: the column with the targets y, or several; in an `.npz` the array of that name, beside `x`. Whole
+            numbers, true/false and text are classes (text is numbered in sorted order over all clients).
+        features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use.
+        drop: columns that are no inputs, by name or pattern.
+        categorical: columns whose values are categories although they look like numbers, by name or pattern.
+        categories: the most categories of a column of text. Each becomes an input of its own, 1 where a point has it
+            and else 0; a value that no client had in training is 0 in all of them. 0: text is refused.
+        delimiter, decimal, encoding: how CSV files are written.
+        held_out: the share of each client's points that is kept for scoring its personal model.
+        split: how these are chosen, default: at random. `{time = "date"}`: the last ones; `{group = "recording"}`:
+            whole groups; `{column = "fold", test = ["5"]}`: by their value; `{test = "test.csv"}`: given as files.
+        task: what y is, default: by its type.
+        standardize: bring every input to mean 0 and std 1 over the training points of all clients; new clients and
+            exported models use the same scale.
+        seed: decides which points are held out.
+    """
+
+    target: str | Names = "y"
+    features: Names | None = None
+    drop: Names = ()
+    categorical: Names = ()
+    categories: Annotated[int, Field(ge=0, le=10_000)] = 100
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    split: Split | None = None
+    task: Task = "auto"
+    standardize: bool = False
+    seed: int = 0
+
+    @staticmethod
+    def picked(given: Mapping[str, Any], target: str | None = None) -> TableSettings:
+        """Return those of a run's settings that say how its tables are read; `target`: another name of that column."""
+        known = {field.name for field in fields(TableSettings)}  # pyright: ignore[reportArgumentType]
+        found = {key: value for key, value in given.items() if key in known}
+        if target is not None or "label" in given:
+            found["target"] = target or given["label"]
+        return TableSettings(**found)
+
+    @property
+    def targets(self) -> Names:
+        """The columns with the targets."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    @property
+    def form(self) -> CsvForm:
+        """How CSV files are written."""
+        return CsvForm(self.delimiter, self.decimal, self.encoding)
+
+    @property
+    def split_column(self) -> str | None:
+        """The column that held-out points are chosen by, if any."""
+        if self.split is None or self.split.kind == "test":
+            return None
+        if not isinstance(self.split.by, str):
+            raise InputError(
+                f"split.{self.split.kind} = {self.split.by!r} is not allowed: should be the name of a column"
+            )
+        return self.split.by
+
+    def choose(self, file: Path, names: Sequence[str], client: str | None) -> Columns:
+        """Return which columns of a table are inputs, and which are not; raise InputError for names that it lacks."""
+        for name in filter(None, (client, self.split_column)):
+            if name not in names:
+                raise bad(file, f"lacks a column: {unknown('column', name, names)}")
+        used = {*self.targets, *filter(None, (client, self.split_column))}
+        dropped = _matching(file, names, self.drop)
+        chosen = _matching(file, names, self.features or ())
+        if self.features is None:
+            features = [name for name in names if name not in used and name not in dropped]
+        else:  # a column with another use is an input, too, where it is named in full
+            features = [
+                name for name in names
+                if name in chosen and name not in self.targets and (name not in used or name in self.features)
+            ]  # fmt: skip
+        if not features:
+            others = ", ".join(f"'{name}'" for name in names if name in used or name in dropped)
+            raise bad(file, f"has no column besides {others}, should have at least one feature")
+        ignored = tuple(name for name in names if name not in features and name not in self.targets)
+        return Columns(tuple(features), ignored=ignored)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a column is named, or fits a pattern."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _matching(file: Path, names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """Return the columns that are meant by names and patterns, each of which must mean one."""
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in names):
+            raise bad(file, f"lacks a column: {unknown('column', pattern, names)}")
+    return {name for name in names if matches(name, patterns)}

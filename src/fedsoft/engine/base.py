@@ -1,0 +1,256 @@
+"""The server's side of a run: what stands behind `ask`, whichever way jobs reach the clients."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.clusters.ensemble import Ensemble
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_metrics import ClientMetric, Judged
+from fedsoft.core.contract import Answer, Ids, Reply, Rows, State, Training, replies_of
+from fedsoft.core.federation import Federation
+from fedsoft.core.local_solve import Work
+from fedsoft.core.site import Site
+from fedsoft.engine.client_host import check_job
+from fedsoft.engine.client_store import ClientRows
+from fedsoft.engine.cost import Cost, size_of
+from fedsoft.engine.resources import Resources
+from fedsoft.errors import InputError
+from fedsoft.safety.conditions import Conditions
+from fedsoft.safety.dropouts import schedule
+from fedsoft.safety.exclusions import Exclusion
+from fedsoft.safety.guards import Facts, Guards, without
+from fedsoft.safety.noise import HiddenRows, hidden
+from fedsoft.safety.privacy import Privacy, Released, Spent
+from fedsoft.safety.robust import guarded
+from fedsoft.seeds import generator
+from fedsoft.storage.tensorfile import Blocks
+
+
+class Engine(abc.ABC):
+    """All clients of a federation, behind `ask`. Subclasses decide where the clients are.
+
+    Arguments:
+        training: what clients run.
+        federation: the clients. Only jobs on their side touch their points.
+        conditions: what clients may do, and what is done about it.
+        resources: what may be used of the machine.
+    """
+
+    saves_every_round = False  # whether no round may be lost, because remote clients cannot go far back
+
+    def __init__(
+        self, training: Training, federation: Federation, conditions: Conditions | None = None,
+        resources: Resources | None = None,
+    ) -> None:  # fmt: skip
+        resources, self.conditions = resources or Resources(), conditions or Conditions()
+        training.algorithm.check(len(federation))
+        self.training, self.algorithm, self.model = training, training.algorithm, training.model
+        self.names, self.device, self.dtype = federation.names, resources.device, training.dtype
+        self.dropouts = schedule(self.conditions.dropout, training.seed)
+        self.sizes = federation.train.sizes.to(self.device)
+        train = federation.train.take([])
+        self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(self.device, self.dtype)
+        self.guards = Guards.of(self.conditions.guard, self.algorithm, self.model.size)
+        self.released, self.asks = Released(), 0  # in this round: noisy releases; number of asks
+        # Names the experiment in draws of noise, see `ClientHost`.
+        self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size)
+        self.excluded: list[Exclusion] = []  # in this round
+        self.clusters: np.ndarray | None = None  # of the clients, as far as the server knows
+        self.t, self.last = 0, False
+        self.at_hand = True  # whether client states can be reached
+        self.metrics: tuple[ClientMetric, ...] = ()  # that the run asks for, beside that of the model
+        self.cost: Cost = Cost()
+
+    # --- what the algorithm may use -----------------------------------------------------------------------------------
+
+    @property
+    def everyone(self) -> Ids:
+        return np.arange(len(self.names))
+
+    def generator(self, *labels: str | int) -> np.random.Generator:
+        """Return a generator of this run and round."""
+        return generator(self.training.seed, *labels, self.t)
+
+    def generators(self, *labels: str | int) -> list[np.random.Generator]:
+        """Return one generator of this run and round for each client."""
+        return [generator(self.training.seed, *labels, self.t, name) for name in self.names]
+
+    @abc.abstractmethod
+    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
+        """Have the clients `ids` do a job: `admit` it, send it to them, and `release` what is `accepted`."""
+
+    def admit(self, job: str, ids: Ids, each: Reply | None, shared: Mapping[str, Tensor]) -> tuple[Ids, Reply]:
+        """Return the clients that will answer a job, and their own rows; count what is sent."""
+        check_job(self.algorithm, job)
+        each = each or {}
+        self.cost.bytes_down += len(ids) * size_of(shared) + size_of(each)
+        if self.dropouts is None or not len(ids):
+            return ids, each
+        present = ~self.dropouts(job, self.t, [self.names[k] for k in ids])
+        return ids[present], {name: value[present] for name, value in each.items()}
+
+    def accepted(self, ids: Ids, facts: Facts, values: Mapping[str, Rows]) -> Answer:
+        """Return what the clients `ids` answered, without those that the guards do not accept."""
+        known = None if self.clusters is None else self.clusters[ids]
+        bad = self.guards.judge(facts, self.sizes.cpu().numpy()[ids] if facts.norms else None, known)
+        self.excluded += [Exclusion.of(self.names[ids[row]], bad[row]) for row in sorted(bad)]
+        return without(ids, values, bad)
+
+    def release(self, job: str, answer: Answer) -> Answer:
+        """Return an answer as the algorithm sees it: averaged by the aggregator, hidden by noise."""
+        self.asks += 1
+        answer, privacy = guarded(answer, self.conditions.aggregator), self.conditions.privacy
+        if privacy is None or not privacy.clip:
+            return answer
+        kinds = replies_of(self.algorithm, job) or {}
+        return hidden(answer, partial(self._hidden, privacy), self.model.size, kinds)
+
+    def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:
+        """Return models that are seen only as noisy means; each such mean is a release."""
+        means = self.algorithm.means(len(self.names))
+        assert means is not None
+
+        def release() -> Callable[[int], np.random.Generator]:
+            self.released = self.released.plus(Released(centers=1))
+            return partial(self.generator, "centers", self.secret, int(self.released.centers))
+
+        return HiddenRows(rows, privacy.clip, privacy.noise, means.members, release)
+
+    def spent(self, before: Spent | None) -> Spent | None:
+        """Return the privacy guarantees after this round, given those `before` it."""
+        privacy = self.conditions.privacy
+        if privacy is None or not privacy.hides:
+            return None
+        earlier = Released() if before is None else before.released
+        means = self.algorithm.means(len(self.names))
+        return privacy.spent(earlier.plus(self.released), means, len(self.names))
+
+    # --- what the run loop uses ---------------------------------------------------------------------------------------
+
+    def start(self) -> State:
+        """Give all clients an initial state; return the server's."""
+        self.init_clients()
+        return self.initial_state()
+
+    def initial_state(self) -> State:
+        """Return the server's initial state; raises what the algorithm does not accept of the model."""
+        return self.algorithm.init(self._site(self.nobody, []), len(self.names))
+
+    def begin_round(self, state: State, t: int, last: bool = False) -> None:
+        """Prepare for round t: reset `cost` and `excluded`."""
+        self.t, self.last, self.cost = t, last, Cost()
+        u = state.mixture
+        self.released, self.asks = Released(), 0
+        self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
+
+    def round_notes(self) -> dict[str, Any]:
+        """Return what to log about the round, besides the algorithm's own notes."""
+        return {}
+
+    def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
+        """Play round t; return the new state and what to log about it."""
+        self.begin_round(state, t, last)
+        state, notes = self.algorithm.round(state, t, self)
+        return state, notes | self.round_notes()
+
+    # --- what an engine is --------------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def client_states(self) -> ClientRows:
+        """The states of all clients."""
+
+    @abc.abstractmethod
+    def use_folder(self, folder: Path) -> None:
+        """Use this folder for what does not fit into memory, and for files of the run beside its saved state."""
+
+    def restart_workers(self) -> None:  # noqa: B027 (in this process nothing is lost, and there is nothing to close)
+        """Replace the workers lost with `WorkerLost`. All clients then need `start` or `restore`."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release other processes and machines; clients cannot be asked afterwards."""
+
+    @abc.abstractmethod
+    def init_clients(self) -> None:
+        """Give all clients an initial state."""
+
+    @abc.abstractmethod
+    def restore(self, saved: Blocks) -> None:
+        """Give all clients their saved state, in place of `start`."""
+
+    @abc.abstractmethod
+    def personal_scores(self, state: State, data: ClientData) -> Tensor:
+        """Return the metric of each client's personal predictions on its points in `data`, NaN for none, `[N]`."""
+
+    @abc.abstractmethod
+    def personal_predictions(self, state: State, data: ClientData) -> Tensor:
+        """Return what each client predicts for its points in `data`, in the order of `data.points`."""
+
+    def personal_metrics(self, state: State, data: ClientData, metrics: Sequence[ClientMetric]) -> Tensor:
+        """Return metrics of each client's personal predictions on its points in `data`, `[N, metrics]`.
+
+        NaN where one is not defined.
+        """
+        if not metrics:
+            return torch.empty((len(data), 0), dtype=torch.float64)
+        judged = Judged.of(data, self.personal_predictions(state, data))
+        return torch.stack([metric.values(judged) for metric in metrics], 1)
+
+    @abc.abstractmethod
+    def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
+        """Return what client k predicts for inputs `x[points, ...]`."""
+
+    def use_metrics(self, metrics: Sequence[ClientMetric]) -> None:
+        """Score by these, too; raise if clients cannot be asked for one of them."""
+        self.metrics = tuple(metrics)
+
+    def reach_clients(self) -> None:
+        """Raise if client states cannot be reached."""
+        if not self.at_hand:
+            raise InputError(
+                "the clients of this run keep their models at the nodes of a federation: only its centers are here"
+            )
+
+    def ensemble_for(self, k: int, state: State) -> Ensemble:
+        """Return what client k predicts with."""
+        self.reach_clients()
+        ids = np.array([k])
+        none = self.sizes.new_zeros(1)
+        site = self._site(replace(self.nobody, starts=none, sizes=none), [self.names[k]])
+        own = state.seen_by(torch.as_tensor(ids, device=self.device))
+        return Ensemble.of(self.model, self.algorithm.predict(site, self.client_states.take(ids), own))
+
+    def _site(self, data: ClientData, names: list[str]) -> Site:
+        training = self.training
+        work = Work.none(len(names))
+        return Site(self.model, data, training.solver, names, training.seed, 0, training.dtype, work=work)
+
+
+class Factory(Protocol):
+    """Makes an engine that is ready for the first round. For arguments see `Engine`."""
+
+    def __call__(
+        self, training: Training, federation: Federation, conditions: Conditions, resources: Resources
+    ) -> Engine: ...
+
+
+def named(*settings: object) -> str:
+    """Return a name for settings: runs that differ in them must not share the noise that hides clients."""
+    plain = int | float | str | bool | None
+    values = [
+        one if isinstance(one, plain)
+        else (type(one).__name__, *sorted((key, value) for key, value in vars(one).items() if isinstance(value, plain)))
+        for one in settings
+    ]  # fmt: skip
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,302 @@
+"""Where clients live: their data and states as rows of stacked tensors, and the jobs they do.
+
+A host may hold all clients of a federation, a shard of them on another machine, or a single one. Several threads work
+on chunks of clients in the same memory. Chunks do not depend on the number of threads, and their results are joined in
+order, so the bits do not depend on it either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsoft.clusters.ensemble import predictions
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.contract import (
+    Algorithm,
+    Ids,
+    Kind,
+    PersonalModels,
+    Reply,
+    State,
+    Training,
+    jobs_of,
+    replies_of,
+)
+from fedsoft.core.local_solve import Work
+from fedsoft.core.model import Model
+from fedsoft.core.site import Site
+from fedsoft.engine.client_store import Budget, ClientStore
+from fedsoft.engine.cost import Cost, size_of
+from fedsoft.engine.resources import Resources
+from fedsoft.errors import DivergedError, InputError, StoreError, advice, unknown
+from fedsoft.machine.resources import cores, memory_size
+from fedsoft.machine.threads import in_order
+from fedsoft.safety.conditions import Conditions
+from fedsoft.safety.exclusions import Reason, Refusal
+from fedsoft.safety.guards import Facts, Guards, blank, merged
+from fedsoft.safety.noise import ClientNoise
+from fedsoft.safety.privacy import Released
+from fedsoft.seeds import generator
+from fedsoft.storage.tensorfile import Blocks, Form
+
+R = TypeVar("R")
+
+CHUNK_BYTES = 16 * 2**20  # parameters, optimizer state and points of a chunk should stay near the cache
+
+
+class Ticket(NamedTuple):
+    """Identifies one ask within the experiment; noise that hides clients is drawn by it."""
+
+    t: int  # the round
+    question: str | int = ""
+
+
+class JobResult(NamedTuple):
+    """What a job of some clients returned."""
+
+    cost: Cost
+    replies: ClientStore
+    facts: Facts
+    released: Released
+
+
+class ClientHost:
+    """Some clients in one place, by their rows `0 .. len(names) - 1`.
+
+    Arguments:
+        training: what clients run.
+        data: their training points.
+        names: of the clients; names and seed determine all draws.
+        conditions: what clients may do, and what is hidden of them.
+        resources: what may be used of the machine.
+        before: other training points, and the round before which they are used.
+        secret: names the experiment in draws of noise; must stay unknown to others where the seed is known.
+        least_points: sums over fewer points of a client are not sent.
+    """
+
+    def __init__(
+        self, training: Training, data: ClientData, names: Sequence[str], *, conditions: Conditions | None = None,
+        resources: Resources | None = None, before: tuple[ClientData, int] | None = None, secret: str = "",
+        least_points: int = 1,
+    ) -> None:  # fmt: skip
+        resources = resources or Resources()
+        self.training, self.conditions = training, conditions or Conditions()
+        self.algorithm, self.model, self.names = training.algorithm, training.model, list(names)
+        self.device, self.secret, self.least_points = resources.device, secret, least_points
+        self.data = data.to(resources.device, training.dtype)
+        self.before = None if before is None else (before[0].to(resources.device, training.dtype), before[1])
+        self.malicious = np.array([name in self.conditions.malicious for name in names], dtype=bool)
+        self.guards = Guards.of(self.conditions.guard, training.algorithm, training.model.size)
+        self.chunk = resources.chunk or chunk_size(training.model, self.data)
+        self.workers = resources.workers or (cores() if resources.device == "cpu" else 1)
+        self.budget, self.scratch = Budget(memory_size(resources.memory)), resources.scratch
+        self.client_states = self._store(len(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def init_clients(self) -> None:
+        """Give all clients an initial state."""
+        states = self.client_states = self._store(len(self))
+
+        def work(rows: Ids) -> None:
+            states.put(rows, self.algorithm.init_client(self._site(self.data, rows, 0)))
+
+        self._chunks(len(self), work)
+
+    def restore(self, saved: Blocks) -> None:
+        """Give all clients their saved state, in place of `init_clients`; raise if its form differs."""
+        first = self.algorithm.init_client(self._site(self.data, np.arange(1), 0)) if len(self) else {}
+        wanted = {name: Form(value.dtype, (len(self), *value.shape[1:])) for name, value in first.items()}
+        if len(self) and wanted != dict(saved.forms):
+            wrong = sorted(name for name in {*wanted, *saved.forms} if wanted.get(name) != saved.forms.get(name))
+            raise StoreError(f"the saved state of clients does not fit this run: {', '.join(wrong)} differ")
+        self.client_states = self._store(len(self))
+        self.client_states.fill(saved)
+
+    def clear(self, forms: Mapping[str, Form]) -> ClientStore:
+        """Return an empty store for states of these forms that arrive in pieces, in place of `init_clients`."""
+        self.client_states = self._store(len(self))
+        self.client_states.lay_out(forms)
+        return self.client_states
+
+    def run_job(self, job: str, rows: Ids, each: Reply, shared: Mapping[str, Tensor], ticket: Ticket) -> JobResult:
+        """Have the clients in `rows` do a job; return its cost, their replies, and what guards say about them.
+
+        Changes to their states are kept, except for clients that are dropped.
+        """
+        check_job(self.algorithm, job)
+        replies, centers = self._store(len(rows)), shared.get("centers")
+
+        def work(part: np.ndarray) -> tuple[Cost, tuple[int, Facts], Released]:
+            chunk, own = rows[part], {name: value[part] for name, value in each.items()}
+            noise = self._noise(chunk, job, ticket)
+            site, given = self._site(self._points(ticket.t), chunk, ticket.t, noise), self.client_states.take(chunk)
+            mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **own})
+            changed = {name: value for name, value in mine.items() if value is not given.get(name)}
+            kinds = self._check_reply(job, len(chunk), reply, changed, given)
+            lost: dict[int, Refusal] = {}
+            if noise is not None and noise.covers_models:  # divergence depends on points: hide it
+                reply, kept = noise.reply(reply, shared, kinds), _finite_rows(changed, len(chunk))
+            else:
+                lost = self._diverged(job, chunk, reply, f"answered job '{job}' of round {ticket.t + 1}")
+                lost |= self._diverged(job, chunk, changed, f"ended job '{job}' of round {ticket.t + 1}")
+                reply = blank(reply, [*lost]) if lost else reply
+                kept = np.array([row for row in range(len(chunk)) if row not in lost], dtype=np.int64)
+            self._keep(chunk, changed, kept)
+            reply = self._attacked(job, chunk, reply, own, shared, ticket.t)
+            cost = Cost(int(site.work.gradients.sum()), int(site.work.evaluations.sum()), bytes_up=size_of(reply))
+            facts = self.guards.look(reply, kinds, site.data.sizes, None if centers is None else len(centers))
+            replies.put(part, blank(reply, [*facts.refused]) if facts.refused.keys() - lost.keys() else reply)
+            return cost, (len(part), merged(facts, lost)), Released() if noise is None else noise.released
+
+        done = self._chunks(len(rows), work)
+        cost = sum((cost for cost, _, _ in done), Cost())
+        facts = Facts.join([facts for _, facts, _ in done])
+        return JobResult(cost, replies, facts, Released.most(released for _, _, released in done))
+
+    def _points(self, t: int) -> ClientData:
+        """Return the training points of a round."""
+        return self.before[0] if self.before is not None and t < self.before[1] else self.data
+
+    def _keep(self, rows: Ids, changed: Mapping[str, Tensor], kept: np.ndarray) -> None:
+        """Store the changed states of those of `rows` at the positions `kept`."""
+        if len(kept) == len(rows):
+            self.client_states.put(rows, changed)
+        else:
+            self.client_states.put(rows[kept], {name: value[torch.as_tensor(kept)] for name, value in changed.items()})
+
+    def _check_reply(
+        self, job: str, count: int, reply: Reply, changed: Mapping[str, Tensor], given: Mapping[str, Tensor]
+    ) -> Mapping[str, Kind]:
+        """Return the kinds of a reply's entries; raise for entries that the job does not declare."""
+        kinds = replies_of(self.algorithm, job) or {}
+        for name in reply.keys() - kinds.keys():
+            raise InputError(f"job '{job}' replies '{name}', which its @job does not declare: it has {[*kinds]}")
+        for name in changed.keys() - given.keys():
+            raise InputError(f"job '{job}' keeps '{name}', which init_client does not return: it returns {[*given]}")
+        for name, value in (*reply.items(), *changed.items()):
+            if len(value) != count:
+                raise InputError(f"job '{job}' gave {len(value)} rows of '{name}' for {count} clients")
+        return kinds
+
+    def _attacked(self, job: str, rows: Ids, reply: Reply, each: Reply, shared: Mapping[str, Tensor], t: int) -> Reply:
+        """Return the reply with the rows of malicious clients replaced."""
+        attack = self.conditions.attack
+        if attack is None or not self.malicious[rows].any():
+            return reply
+        bad = torch.as_tensor(np.flatnonzero(self.malicious[rows]), device=self.device)
+        sent = {**shared, **{name: value[bad] for name, value in each.items()}}
+        draws = [generator(self.training.seed, "lie", job, t, self.names[rows[k]]) for k in bad.tolist()]
+        kinds = replies_of(self.algorithm, job) or {}
+        false = attack.reply({name: value[bad] for name, value in reply.items()}, sent, kinds, draws)
+        return {name: value.index_copy(0, bad, false[name]) for name, value in reply.items()}
+
+    def personal_scores(self, state: State, data: ClientData) -> Tensor:
+        """Return the metric of each client's personal predictions on its points in `data`; NaN where it has none.
+
+        `state` is the server's, with only the rows of these clients in `per_client`.
+        """
+        data = data.to(self.device, self.training.dtype)
+
+        def work(rows: Ids) -> Tensor:
+            site, prediction = self._predicted(state, data, rows)
+            points = self.model.metric.per_point(prediction[None], data.y[site.data.points][None])[0]
+            return site.data.mean_by_client(points.double())
+
+        return torch.cat(self._chunks(len(self), work))
+
+    def personal_predictions(self, state: State, data: ClientData) -> Tensor:
+        """Return what each client predicts for its points in `data`, in the order of `data.points`."""
+        data = data.to(self.device, self.training.dtype)
+        return torch.cat(self._chunks(len(self), lambda rows: self._predicted(state, data, rows)[1]))
+
+    def _predicted(self, state: State, data: ClientData, rows: Ids) -> tuple[Site, Tensor]:
+        """Return some clients with their points in `data`, and what they predict for these."""
+        site = self._site(data, rows, 0)
+        return site, predictions(site, self._personal(site, rows, state))
+
+    def predict_for(self, row: int, x: Tensor, state: State) -> Tensor:
+        """Return what one client predicts for inputs `x[points, ...]`."""
+        y = self.data.y.new_zeros((len(x), *self.data.y.shape[1:]))
+        rows = np.array([row])
+        site = replace(self._site(self.data, rows, 0), data=ClientData.concat([(x, y)]))
+        return predictions(site, self._personal(site, rows, state))
+
+    def _personal(self, site: Site, rows: Ids, state: State) -> PersonalModels:
+        own = state.seen_by(torch.as_tensor(rows, device=self.device))
+        return self.algorithm.predict(site, self.client_states.take(rows), own)
+
+    def _chunks(self, count: int, work: Callable[[np.ndarray], R]) -> list[R]:
+        """Do the work on the rows of each chunk; return the results in order."""
+        return in_order(
+            work, np.split(np.arange(count), range(self.chunk, count, self.chunk)) if count else [], self.workers
+        )
+
+    def _store(self, count: int) -> ClientStore:
+        return ClientStore(count, self.budget, folder=self.scratch, device=self.data.x.device)
+
+    def _site(self, data: ClientData, rows: Ids, t: int, noise: ClientNoise | None = None) -> Site:
+        names, training = [self.names[k] for k in rows], self.training
+        hide = None if noise is None else noise.shares
+        return Site(
+            self.model, data.take(rows), training.solver, names, training.seed, t, training.dtype,
+            work=Work.none(len(rows)), hide=hide, least_points=self.least_points,
+        )  # fmt: skip
+
+    def _noise(self, rows: Ids, job: str, ticket: Ticket) -> ClientNoise | None:
+        """Return the noise that hides these clients' points from the server."""
+        privacy = self.conditions.privacy
+        if privacy is None or not (privacy.counts or privacy.update_noise):
+            return None
+        names, sizes = [self.names[k] for k in rows], self.data.sizes[torch.as_tensor(rows, device=self.device)]
+        labels = (self.training.seed, self.secret, job, ticket.t, ticket.question)
+        return ClientNoise(privacy, max(1, self.algorithm.counting), names, sizes, labels)
+
+    def _diverged(self, job: str, rows: Ids, values: Mapping[str, Tensor], did: str) -> dict[int, Refusal]:
+        """Return the rows that are not finite, with a reason; raise instead if the run stops on divergence."""
+        found: dict[int, Refusal] = {}
+        for name, value in values.items():
+            bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
+            for row in torch.nonzero(bad).flatten().tolist() if bool(bad.any()) else ():
+                if self.conditions.diverged == "stop":
+                    raise DivergedError(
+                        f"client '{self.names[rows[row]]}' {did} with values that are not finite: its training "
+                        f"diverged, {advice(self.algorithm.rates)}"
+                    )
+                text = f"its training diverged in job '{job}': '{name}' is not finite"
+                found.setdefault(row, Refusal(Reason.NOT_FINITE, text))
+        return found
+
+
+def _finite_rows(values: Mapping[str, Tensor], count: int) -> np.ndarray:
+    """Return the rows in which everything is finite."""
+    fine = np.ones(count, dtype=bool)
+    for value in values.values():
+        fine &= torch.isfinite(value).reshape(count, -1).all(1).cpu().numpy()
+    return np.flatnonzero(fine)
+
+
+def check_job(algorithm: Algorithm, job: str) -> None:
+    """Raise unless the method is marked as a job."""
+    if replies_of(algorithm, job) is None:
+        raise unknown(f"job of {type(algorithm).__name__}", job, jobs_of(algorithm))
+
+
+def chunk_size(model: Model, data: ClientData) -> int:
+    """Return how many clients keep the working set near the cache.
+
+    It holds w, gradient, optimizer state and a buffer, and the points twice.
+    """
+    if model.backend.one_client_at_a_time:
+        return 1
+    point = math.prod(data.x.shape[1:]) + math.prod(data.y.shape[1:]) + 1
+    per_client = 4 * 5 * model.size + 2 * data.x.element_size() * point * float(data.sizes.double().mean())
+    return max(1, int(CHUNK_BYTES / per_client))

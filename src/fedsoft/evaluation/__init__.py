@@ -1,0 +1,1 @@
+"""How good a run is. The only room that may look at the truth."""

@@ -1,0 +1,1 @@
+"""Models for others: files, and a card that describes them."""

@@ -1,0 +1,98 @@
+"""A Python file that makes exported networks and predicts with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedsoft.core.federation import Federation
+from fedsoft.runs.spec import RunSpec
+
+# Layers whose printed form is the call that makes them.
+PLAIN = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d,
+    nn.Flatten, nn.GroupNorm, nn.Identity,
+)  # fmt: skip
+
+
+def network_code(net: nn.Module, spec: RunSpec | None) -> str | None:
+    """Return Python that makes the network without its weights; None where its code is not known."""
+    source = layers_of(net)
+    if source is not None:
+        return f'def network():\n    """The network without its weights."""\n    return {source}\n'
+    factory = spec.model.settings.get("factory") if spec is not None and spec.model.name == "module" else None
+    if not isinstance(factory, str) or ":" not in factory:
+        return None
+    package, _, attribute = factory.partition(":")
+    return f'''def network():
+    """Import the network of the run by the name in its spec."""
+    import copy
+    import importlib
+
+    found = importlib.import_module({package!r}).{attribute}
+    return copy.deepcopy(found) if isinstance(found, torch.nn.Module) else found()
+'''
+
+
+def program(code: str | None, shares: dict[str, dict[str, float]], federation: Federation) -> str:
+    """Return a Python file that makes the networks and predicts, with torch and safetensors alone."""
+    first = next(iter(shares))
+    make = "make" if code is None else "make=network"
+    code = (
+        "# The code of your network is not known here: pass `make`, a function that makes it.\n"
+        if code is None
+        else code
+    )
+    scaled = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
+    constants = ""
+    if (scale := federation.scale) is not None:
+        scaled = "((x.double() - MEAN) / STD).float()"
+        values = (("MEAN", scale.mean), ("STD", scale.std))
+        constants = "".join(
+            f"{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n" for name, value in values
+        )
+    heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
+    head = heads[federation.shape.task]
+    return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
+
+    from model import predict
+    predict(x, "{first}")
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+SHARES = {shares!r}
+{constants}
+
+{code}
+
+def load(file, {make}):
+    """Return a network with the weights of a file."""
+    net = make()
+    net.load_state_dict(load_file(Path(__file__).parent / file))
+    return net.eval()
+
+
+@torch.no_grad()
+def predict(x, name, {make}):
+    """Return values or probabilities for inputs x[points, ...]."""
+    return sum(share * load(file, make)({scaled}){head} for file, share in SHARES[name].items())
+'''
+
+
+def layers_of(net: nn.Module) -> str | None:
+    """Return the call that makes a sequence of usual layers; None for other networks.
+
+    >>> layers_of(nn.Sequential(nn.Flatten(), nn.Linear(2, 3, bias=False)))
+    'nn.Sequential(nn.Flatten(start_dim=1, end_dim=-1), nn.Linear(in_features=2, out_features=3, bias=False))'
+    """
+    if type(net) in PLAIN:
+        return f"nn.{net!r}"
+    if type(net) is not nn.Sequential or list(net._modules) != [str(i) for i in range(len(net))]:
+        return None
+    parts = [layers_of(part) for part in net]
+    return None if None in parts else f"nn.Sequential({', '.join(part for part in parts if part)})"

@@ -1,0 +1,298 @@
+"""The clients' side of a federation: a node that does jobs on its own points and keeps its clients' memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from fedsoft import plugins
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_metrics import Judged, read_metrics
+from fedsoft.core.contract import State, Training
+from fedsoft.core.federation import Federation
+from fedsoft.core.metrics import squared_loss
+from fedsoft.engine.client_host import ClientHost, Ticket, chunk_size
+from fedsoft.engine.resources import Resources
+from fedsoft.errors import DivergedError, FedsoftError, InputError
+from fedsoft.escape import shown
+from fedsoft.flower.node.client_memory import ClientMemory, Position
+from fedsoft.flower.node.config import NodeConfig
+from fedsoft.flower.node.experiment import Experiment, chain_of, restore
+from fedsoft.flower.node.privacy_budget import PrivacyBudget
+from fedsoft.flower.node.refusals import Refusal, Refused
+from fedsoft.flower.node.request_log import RequestLog, digest_of
+from fedsoft.flower.request import Request
+from fedsoft.flower.server.expected_replies import Expected
+from fedsoft.flower.wire import WireMessage
+from fedsoft.machine.resources import memory_size
+from fedsoft.plugins import ConsentError
+from fedsoft.runs.spec import RunSpec
+from fedsoft.safety.conditions import Conditions, Diverged
+from fedsoft.safety.privacy import Released
+from fedsoft.storage.files import read_text
+from fedsoft.training import as_model
+from fedsoft.training.prepare import DTYPES
+
+FAILURE = 1.0  # what a job that failed costs of the privacy budget: as much as noise of 1
+EXPERIMENTS = 2  # held in memory at once; the others are on disk
+OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for that
+
+
+def log(text: str) -> None:
+    """Write to the node's own log, which no server sees."""
+    print(shown(text), file=sys.stderr, flush=True)
+
+
+class Node:
+    """Answers a server's requests, as far as its owner's file allows. One at a time.
+
+    Arguments:
+        config: the owner's file.
+        log: gets a line for each refusal.
+    """
+
+    def __init__(self, config: NodeConfig, log: Callable[[str], object] = log) -> None:
+        self.config, self.log = config, log
+        self.budget = PrivacyBudget(config.memory, config.policy)
+        config.memory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config.runs.mkdir(exist_ok=True, mode=0o700)
+        self.loaded: OrderedDict[str, Experiment] = OrderedDict()
+        self.made: tuple[tuple[object, ...], Federation] | None = None  # the last federation, and what it was made from
+
+    def answer(self, message: WireMessage) -> WireMessage:
+        """Return the reply to a message: always one, if only a code from a fixed list. The reason is only logged."""
+        try:
+            request = _request(message)
+            kinds = {"hello": self._hello, "job": self._job, "scores": self._scores}
+            return kinds[request.kind](request, message)
+        except Exception as error:  # whatever a loader or a module of the owner's raises: the node goes on
+            code = _code(error)
+            self.log(f"refused ({code}): {error if isinstance(error, FedsoftError) else repr(error)}")
+            return self.refusal(code)
+
+    def refusal(self, code: Refusal) -> WireMessage:
+        """Return all that a server learns."""
+        return WireMessage({"node": self.config.name, "refused": str(code)}, {})
+
+    # --- the kinds of requests ----------------------------------------------------------------------------------------
+
+    def _hello(self, request: Request, message: WireMessage) -> WireMessage:
+        """Return the names of the clients, and their numbers of points."""
+        host = self._experiment(request).host
+        head = {"node": self.config.name, "clients": host.names, "sizes": host.data.sizes.tolist()}
+        return WireMessage(head, {})
+
+    def _job(self, request: Request, message: WireMessage) -> WireMessage:
+        """Have some clients do a job. Their new memory is on disk before the reply is sent."""
+        here, names = self._experiment(request), request.clients
+        position = Position(request.attempt, request.round, request.ask)
+        rows, each, shared = here.rows(names), message.under("each/"), message.under("shared/")
+        here.check_sent(len(rows), each, shared, self._most_models)
+        base = here.memory.before(position)
+        if base is None:
+            raise Refused(Refusal.OVERTAKEN, f"nothing is kept of experiment '{request.experiment}'")
+        here.requests.count(position.round)
+        here.go_to(base)
+        chain = chain_of(base.chain, request, message)
+        if self.config.policy.requires_noise:  # before any point is looked at, so that the refusal reveals nothing
+            right = here.expected.of(request.job, shared, each, request.round)
+            self.config.policy.check_reply([name for name, _, _ in right.forms], right.released)
+        try:
+            with self._paid(here, request) as releases:
+                ticket = Ticket(position.round, chain)
+                cost, replies, facts, released = here.host.run_job(request.job, rows, each, shared, ticket)
+                self.config.policy.check_reply(replies, released)
+                releases.append(released)
+            here.at = here.memory.keep(position, here.host.names, dict(here.host.client_states), base, chain)
+        except BaseException:
+            self.loaded.pop(request.experiment, None)  # what is on disk is whole, what is in memory may not be
+            raise
+        sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
+        spent = {"gradients": cost.gradients, "evaluations": cost.evaluations}
+        return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)
+
+    @contextlib.contextmanager
+    def _paid(self, here: Experiment, request: Request) -> Iterator[list[Released]]:
+        """Charge the budget for what a job releases. One that fails costs as if it had released all it could.
+
+        That it failed may reveal something about points, so the reason is not sent where noise is mandatory.
+        """
+        releases: list[Released] = []
+        if here.privacy is None:
+            yield releases
+            return
+        most = here.privacy.precision(Released(1, 1))
+        self.budget.check(request.clients, most)
+        try:
+            yield releases
+        except Exception as error:
+            # A server chooses the noise, and so the price of an answer; that of a failure is fixed.
+            self.budget.spend(request.clients, max(most, FAILURE))
+            if self.config.policy.requires_noise:
+                raise Refused(Refusal.FAILED, f"{error!r}, after job '{request.job}' had begun") from None
+            raise
+        self.budget.spend(request.clients, here.privacy.precision(releases[0]))
+
+    def _scores(self, request: Request, message: WireMessage) -> WireMessage:
+        """Return metrics of each client's personal predictions on its own points: two numbers of each."""
+        if not self.config.policy.sends_scores:
+            raise Refused(Refusal.NOT_ALLOWED, "policy.scores is off, or noise is mandatory")
+        here = self._experiment(request)
+        if here.privacy is not None and (here.privacy.counts or here.privacy.update_noise):
+            raise Refused(Refusal.PRIVACY, "scores have no noise, but what else leaves clients in this run has")
+        rows = here.rows(request.clients)
+        here.check_sent(len(rows), message.under("clients/"), message.under("state/"), self._most_models)
+        here.requests.count_scores(request.round)
+        if here.memory.last is not None:
+            here.go_to(here.memory.last)
+        own = {}
+        for name, value in message.under("clients/").items():  # rows of the named clients only: put at their places
+            own[name] = value.new_zeros((len(here.host), *value.shape[1:]))
+            own[name][torch.as_tensor(rows)] = value
+        state = replace(_state(message.under("state/")), per_client=own)
+        with torch.no_grad():
+            scores = {
+                "train": self._scored(here, state, here.host.data)[rows],
+                "held_out": self._scored(here, state, here.held_out)[rows],
+            }
+            if here.metrics:
+                scores |= {
+                    "train_metrics": self._metrics(here, state, here.host.data)[rows],
+                    "held_out_metrics": self._metrics(here, state, here.held_out)[rows],
+                }
+        return WireMessage({"node": self.config.name, "clients": request.clients}, scores)
+
+    def _scored(self, here: Experiment, state: State, data: ClientData) -> torch.Tensor:
+        """Return scores; NaN for means over fewer points than the owner requires."""
+        scores = here.host.personal_scores(state, data)
+        return torch.where(data.sizes >= self.config.policy.points, scores, torch.nan)
+
+    def _metrics(self, here: Experiment, state: State, data: ClientData) -> torch.Tensor:
+        """Return the other metrics, `[clients, metrics]`; NaN for what the owner does not let clients send."""
+        judged = Judged.of(data, here.host.personal_predictions(state, data))
+        unsent = torch.full((len(data),), torch.nan, dtype=torch.float64)
+        allowed, enough = self.config.policy.metrics, (data.sizes >= self.config.policy.points)[:, None]
+        found = [one.values(judged) if one.name in allowed else unsent for one in here.metrics]
+        return torch.where(enough, torch.stack(found, 1), torch.nan)
+
+    # --- experiments --------------------------------------------------------------------------------------------------
+
+    def _secret(self) -> str:
+        """Return what this node alone knows. The server knows the seed: noise must not come from that alone."""
+        path = self.config.memory / ".secret"
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        found = read_text(path)
+        if not found:
+            raise InputError(f"'{path}' is empty: delete it, so that another secret is made")
+        return found
+
+    @property
+    def _most_models(self) -> int:
+        return int(self.config.policy.bound("S")[1])
+
+    def _experiment(self, request: Request) -> Experiment:
+        """Return an experiment, as far as it has come here: from memory, from disk, or begun."""
+        name, policy = request.experiment, self.config.policy
+        folder = self.config.runs / name
+        if name in self.loaded:
+            self.loaded.move_to_end(name)
+            self.loaded[name].requests.check(request.spec)
+            return self.loaded[name]
+        while len(self.loaded) >= EXPERIMENTS:
+            self.loaded.popitem(last=False)
+        spec = self.config.read(request.spec)
+        if not folder.exists() and len([*self.config.runs.glob("*/")]) >= policy.runs:
+            raise Refused(
+                Refusal.RUNS, f"'{self.config.runs}' holds memory of policy.runs = {policy.runs} runs: delete old ones"
+            )
+        if request.begun and not folder.exists():
+            raise Refused(Refusal.FORGOTTEN, f"'{folder}' does not exist, but the run has begun")
+        requests = RequestLog(folder, policy, request.spec)
+        federation = self._federation(spec)
+        host, metrics = self._host(spec, federation, request), read_metrics(spec.metrics, federation.shape)
+        memory = ClientMemory(folder, memory_size(policy.disk))
+        at = memory.last
+        if at is None:
+            with torch.no_grad():
+                host.init_clients()
+            at = memory.keep(Position(request.attempt, -1, -1), host.names, dict(host.client_states))
+            requests.save()
+        else:
+            restore(host, at)
+        privacy = host.conditions.privacy
+        expected = Expected(host.training, federation, privacy)
+        self.loaded[name] = Experiment(host, federation.held_out, memory, requests, at, privacy, expected, metrics)
+        return self.loaded[name]
+
+    def _host(self, spec: RunSpec, federation: Federation, request: Request) -> ClientHost:
+        allow = self.config.allow
+        model = as_model(plugins.build("models", spec.model.name, spec.model.settings, allow), federation).by("auto")
+        most = chunk_size(model, federation.train)  # larger ones would take more memory than this node allows
+        algorithm = plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings, allow)
+        privacy = spec.privacy
+        if privacy is not None:
+            privacy.check(algorithm, len(federation), squared=model.loss is squared_loss)
+        solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
+        # The data too: noise that stays while a point changes would reveal the change.
+        known = f"{request.experiment} {digest_of(request.spec)} {federation.fingerprint}"
+        chunk, file = min(request.chunk or most, most), self.config.file
+        return ClientHost(
+            Training(algorithm, model, solver, spec.seed, DTYPES[spec.dtype]), federation.train, federation.names,
+            conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy),
+            resources=Resources(chunk, workers=file.workers, memory=file.cache),
+            secret=f"{self._secret()} {known}" if spec.privacy else "", least_points=self.config.policy.points,
+        )  # fmt: skip
+
+    def _federation(self, spec: RunSpec) -> Federation:
+        key = (spec.dataset, spec.partition, spec.source, spec.seed, spec.data_seed)
+        if self.made is None or self.made[0] != key:
+            self.made = (key, self.config.federation(spec))
+        return self.made[1]
+
+
+def _request(message: WireMessage) -> Request:
+    try:
+        return Request.read(message.head)
+    except InputError as error:
+        raise Refused(Refusal.MESSAGE, str(error)) from None
+
+
+def _state(sent: dict[str, torch.Tensor]) -> State:
+    """Return the server's state, as far as clients predict by it."""
+    if "centers" not in sent:
+        raise Refused(Refusal.MESSAGE, "no centers are sent")
+    return State.from_tensors(sent)
+
+
+def _code(error: Exception) -> Refusal:
+    """Return what a server learns about an error."""
+    if isinstance(error, Refused):
+        return error.code
+    if isinstance(error, ConsentError):
+        return Refusal.NOT_ALLOWED
+    if isinstance(error, DivergedError):
+        return Refusal.DIVERGED
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+        return Refusal.MEMORY
+    return Refusal.FAILED
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file for its owner only."""
+    return os.open(path, flags, 0o600)
+
+
+def _lost(value: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Replace what clients send whose training diverged by NaN, which no server takes for a reply."""
+    return value.index_fill(0, torch.tensor(rows), torch.nan) if rows and value.is_floating_point() else value

@@ -1,1 +1,0 @@
-"""Images as data sets: their file formats, where they are published, and the sources and clients made of them."""

@@ -1,0 +1,98 @@
+"""What is known of a run's clients without any of their points, `data.json`: all that serving needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, TypeAdapter
+from torch import Tensor
+
+from fedsoft.core.client_data import Augment, ClientData, DataShape
+from fedsoft.core.federation import Columns, Federation
+from fedsoft.core.scaling import Scale
+
+Dtype = Literal["uint8", "int64", "float32", "float64"]
+Count = Annotated[int, Field(ge=0, lt=2**48)]
+LARGEST = 2**40  # numbers in one input
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSummary:
+    """A federation without its points.
+
+    Arguments:
+        names: of the clients.
+        train, held_out: how many points each of them has.
+        shape: the task, the shape of an input, the number of outputs or classes.
+        columns: names of features, and of classes where they are text.
+        inputs, targets: types of numbers; target: the shape of one target.
+        mean, std: of inputs, where they are scaled.
+        augment: how images are varied in training.
+    """
+
+    names: list[str]
+    train: list[Count]
+    held_out: list[Count]
+    shape: DataShape
+    columns: Columns
+    inputs: Dtype
+    targets: Dtype
+    target: list[Count]
+    mean: list[Any] | None = None
+    std: list[Any] | None = None
+    augment: Augment | None = None
+
+    @staticmethod
+    def of(federation: Federation) -> DataSummary:
+        train, scale = federation.train, federation.scale
+        return DataSummary(
+            names=list(federation.names), train=train.sizes.tolist(), held_out=federation.held_out.sizes.tolist(),
+            shape=federation.shape, columns=federation.columns, inputs=_name(train.x), targets=_name(train.y),
+            target=list(train.y.shape[1:]), augment=train.augment,
+            mean=None if scale is None else scale.mean.tolist(), std=None if scale is None else scale.std.tolist(),
+        )  # fmt: skip
+
+    def federation(self) -> Federation:
+        """Return the federation that this describes; its pools hold no points."""
+        scale = None
+        if self.mean is not None and self.std is not None:
+            scale = Scale(*(torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)))
+        train, held_out = (self._pool(sizes) for sizes in (self.train, self.held_out))
+        return Federation(train, held_out, tuple(self.names), self.shape, columns=self.columns, scale=scale)
+
+    def _pool(self, sizes: list[int]) -> ClientData:
+        x = torch.empty((0, *self.shape.input), dtype=getattr(torch, self.inputs))
+        y = torch.empty((0, *self.target), dtype=getattr(torch, self.targets))
+        counts = torch.tensor(sizes, dtype=torch.int64)
+        return ClientData(x, y, torch.zeros_like(counts), counts, self.augment)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> DataSummary:
+        """Read what `to_dict` gave; raises ValueError for a field that is missing or of another form."""
+        found = _adapter().validate_python(values)
+        if not len(found.names) == len(found.train) == len(found.held_out):
+            raise ValueError("names and sizes of clients should be as many")
+        if any(side < 1 for side in found.shape.input) or math.prod(found.shape.input) > LARGEST:
+            raise ValueError("the shape of an input is not possible")
+        sides = [] if found.mean is None else [torch.tensor(value).shape for value in (found.mean, found.std or [])]
+        if any(tuple(side) != found.shape.input for side in sides):
+            raise ValueError("the scale should have the shape of an input")
+        return found
+
+
+def _name(numbers: Tensor) -> Dtype:
+    found: Any = str(numbers.dtype).removeprefix("torch.")
+    return found
+
+
+@cache
+def _adapter() -> TypeAdapter[DataSummary]:
+    return TypeAdapter(DataSummary)

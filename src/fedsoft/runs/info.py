@@ -1,0 +1,61 @@
+"""What a run is and where it was begun, `run.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedsoft.machine.resources import environment
+from fedsoft.runs.spec import RunSpec
+
+FORMAT = "fedsoft-run-3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What is written once, when a run begins.
+
+    Arguments:
+        format: of the folder.
+        label, hash: of the run's spec.
+        data: fingerprint of the data; about: how files were understood.
+        keep: the state of every so many rounds is kept.
+        created, python, platform, processor, command, packages: see `resources.environment`.
+    """
+
+    format: str
+    label: str
+    hash: str
+    data: str = ""
+    about: str = ""
+    keep: int | None = None
+    created: str = ""
+    python: str = ""
+    platform: str = ""
+    processor: str = ""
+    command: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def here(spec: RunSpec, data: str = "", about: str = "", keep: int | None = None) -> RunInfo:
+        """Describe a run that begins now, on this machine."""
+        return RunInfo(
+            format=FORMAT, label=spec.label, hash=spec.hash, data=data, about=about, keep=keep, **environment()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> RunInfo:
+        """Read what `to_dict` gave; raises ValueError for a field that is missing or of another type."""
+        return _adapter().validate_python(values)
+
+
+@cache
+def _adapter() -> TypeAdapter[RunInfo]:
+    return TypeAdapter(RunInfo)

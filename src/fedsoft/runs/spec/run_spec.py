@@ -1,0 +1,232 @@
+"""`RunSpec`: everything that the result of a run depends on. TOML in and out, and a hash of its content."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+import tomli_w
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
+
+from fedsoft import plugins
+from fedsoft.core.client_metrics import check_names
+from fedsoft.core.partition import parse_partition
+from fedsoft.errors import InputError, MissingSetting, SettingError, unknown
+from fedsoft.plugins import PARTS
+from fedsoft.safety.conditions import Diverged
+from fedsoft.safety.privacy import Privacy
+from fedsoft.settings import renamed, sentence, settings
+
+SOLVER = "adam"  # the default
+PATHS = ("path", "data_dir")  # settings of data sets that name files
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Positive = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Number = Annotated[float, Field(strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A plugin by name, with its settings."""
+
+    name: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the TOML table."""
+        return {"name": self.name, **self.settings}
+
+    @staticmethod
+    def read(key: str, raw: Any, allow: Collection[str] = (), *, saved: bool = False) -> Part:
+        """Read a part from its name or its table, and fill in the defaults. For `saved` see `RunSpec.from_dict`."""
+        table = {"name": raw} if isinstance(raw, str) else raw
+        if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+            raise SettingError("", key, raw, "should be a name or a table with a name")
+        name, given = table["name"], {k: v for k, v in table.items() if k != "name"}
+        if key == "partition":
+            name, short = parse_partition(name, allow)
+            given = short | given
+        for field in plugins.GIVEN_BY_RUN.get(PARTS[key], ()):
+            if field in given:
+                raise InputError(f"{key}.{field} is not a setting: set '{field}' of the run")
+        if saved and is_foreign(name, allow):
+            return Part(name, given)
+        resolved = plugins.resolve(PARTS[key], name, given, allow)
+        return Part(name, {k: v for k, v in resolved.items() if k not in plugins.GIVEN_BY_RUN.get(PARTS[key], ())})
+
+
+def is_foreign(name: str, allow: Collection[str]) -> bool:
+    """Whether this names code that may not be imported."""
+    return plugins.is_code(name) and name not in allow
+
+
+@settings
+class RunSpec:
+    """One run. Defaults are filled in when it is read, so that it means the same in later versions.
+
+    Arguments:
+        algorithm, dataset, model, solver, partition: the parts of a run.
+        aggregator: replaces the mean over clients.
+        attack: what malicious clients do.
+        rounds: communication rounds.
+        work: stop before more gradient evaluations than this.
+        bytes: stop before more bytes than this.
+        seed: of all draws.
+        data_seed: of the federation, where it stays the same over seeds of the run.
+        dtype: of models.
+        dropout: probability that a client does not answer.
+        score_every: rounds between two scores of the centers in the log; the last round is always scored.
+        metrics: what to score by, beside the model's own metric.
+        source: clients keep only their points of this source: an oracle, which looks at the truth.
+        guard: how many times the median norm a client's model may have; 0 for any.
+        diverged: what happens when a client's training gives values that are not finite.
+        privacy: what is hidden of points and clients.
+        about: a description; changes nothing.
+        variant: `fast` for the short form of a preset, a label.
+        label: names the run; changes nothing.
+        allow: code outside of fedsoft that may be imported.
+    """
+
+    allow: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # first: parts are read with it
+    about: str = ""
+    variant: Literal["fast"] | None = None
+    rounds: Count = 50
+    work: Positive | None = None
+    bytes: Positive | None = None
+    seed: Count = 0
+    data_seed: Count | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    dropout: Share = 0.0
+    score_every: Positive = 1
+    metrics: list[str] | None = None
+    source: Count | None = None
+    guard: Number = 0.0
+    diverged: Diverged = "stop"
+    privacy: Privacy | None = None
+    algorithm: Part
+    dataset: Part
+    partition: Part | None = None
+    model: Part
+    solver: Part = dataclasses.field(default_factory=partial(Part.read, "solver", SOLVER))
+    aggregator: Part | None = None
+    attack: Part | None = None
+    label: str = "run"
+
+    @field_validator(*PARTS, mode="before")
+    @classmethod
+    def _read_part(cls, raw: Any, info: ValidationInfo) -> Part | None:
+        if raw is None or isinstance(raw, Part):
+            return raw
+        saved = bool(info.context and info.context["saved"])
+        return Part.read(str(info.field_name), raw, info.data.get("allow", ()), saved=saved)
+
+    @field_validator("privacy", mode="before")
+    @classmethod
+    def _read_privacy(cls, raw: Any) -> Any:
+        if raw is None or isinstance(raw, Privacy):
+            return raw
+        if not isinstance(raw, dict):
+            raise SettingError("", "privacy", raw, "should be a table such as [privacy] counts = 2.0")
+        with renamed({"Privacy": "privacy"}):
+            return Privacy(**raw)
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metrics(cls, value: list[str] | None) -> list[str] | None:
+        check_names(value or [])
+        return value or None
+
+    @field_validator("guard")
+    @classmethod
+    def _check_guard(cls, value: float) -> float:
+        if value and value < 1:
+            raise SettingError("", "guard", value, "should be at least 1, or 0 for none")
+        return value
+
+    @model_validator(mode="after")
+    def _check_partition(self) -> Self:
+        name = self.dataset.name
+        if self.partition is None or is_foreign(name, self.allow):
+            return self
+        if "partition" not in plugins.parameters(plugins.find("datasets", name, self.allow)):
+            raise InputError(f"dataset '{name}' takes no partition: leave [partition] out")
+        return self
+
+    @staticmethod
+    def from_dict(
+        raw: dict[str, Any], label: str = "run", *, allow: Collection[str] = (), saved: bool = False
+    ) -> RunSpec:
+        """Check nested plain values and fill in the defaults.
+
+        Code that they name is imported only if `allow` names it, too. A run that was `saved` has all its settings:
+        parts of it that are not allowed are taken as they are, and raise when they are built.
+        """
+        if (named := next((key for key in raw if key not in KEYS), None)) is not None:
+            raise unknown("key of a run", named, KEYS)
+        try:
+            return _adapter.validate_python(raw | {"label": label, "allow": frozenset(allow)}, context={"saved": saved})
+        except pydantic.ValidationError as error:
+            problem = sentence(error, "")
+            if isinstance(problem, MissingSetting) and not problem.owner:  # a part: everything else has a default
+                some = plugins.names(PARTS[problem.field])[0]
+                problem.reason = f'give it a name, for instance {problem.field} = "{some}"'
+            raise problem from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested plain values, as in the TOML file; without what is None or empty."""
+        found: dict[str, Any] = {}
+        for key in KEYS:
+            value = getattr(self, key)
+            value = value.to_dict() if isinstance(value, Part) else value
+            found[key] = dataclasses.asdict(value) if isinstance(value, Privacy) else value
+        return {key: value for key, value in found.items() if value is not None and value != ""}
+
+    def to_toml(self) -> str:
+        """Return the text of a TOML file."""
+        return tomli_w.dumps(self.to_dict())
+
+    @property
+    def hash(self) -> str:
+        """Twelve digits that change with everything that the result depends on."""
+        content = {key: value for key, value in self.to_dict().items() if key != "about"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def id(self) -> str:
+        """A readable name for the run: label, seed and hash."""
+        return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.label)}-s{self.seed}-{self.hash}"
+
+    @property
+    def title(self) -> str:
+        """The run in a few words."""
+        variant = f", {self.variant} variant" if self.variant else ""
+        return f"{self.algorithm.name} on {self.data_title}, seed {self.seed}{variant}"
+
+    @property
+    def data_title(self) -> str:
+        """The data, and what is done to it, in a few words."""
+        text = self.dataset.name
+        if self.partition is not None:
+            values = [f"{v:g}" if isinstance(v, float) else str(v) for v in self.partition.settings.values()]
+            short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
+            text += f", {':'.join(values) if self.partition.name == 'ratio' else short} partition"
+        text += f", source {self.source} alone" if self.source is not None else ""
+        text += f", averaged by {self.aggregator.name}" if self.aggregator is not None else ""
+        text += f", {self.attack.settings['share']:.0%} {self.attack.name}" if self.attack is not None else ""
+        return text + (f", data of seed {self.data_seed}" if self.data_seed is not None else "")
+
+    def with_seed(self, seed: int) -> RunSpec:
+        """Return the same run with another seed."""
+        with renamed({"RunSpec": ""}):
+            return dataclasses.replace(self, seed=seed)
+
+
+KEYS = [key for key in RunSpec.__dataclass_fields__ if key not in ("label", "allow")]
+_adapter = TypeAdapter(RunSpec)

@@ -1,0 +1,47 @@
+"""What clients may do, and what is done about it: one value, the same for every algorithm and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fedsoft.errors import InputError
+from fedsoft.safety.dropouts import Dropouts, check_share
+from fedsoft.safety.malicious import Attack
+from fedsoft.safety.privacy import Privacy
+from fedsoft.safety.robust import Aggregator
+
+Diverged = Literal["stop", "drop"]
+"""When a client's training diverges (values not finite): `stop` the run, or `drop` the client for this ask."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What clients may do, and what is done about it.
+
+    Arguments:
+        dropout: the probability that a client does not answer a job, or a schedule of `fedsoft.safety.dropouts`.
+        attack: what malicious clients do, such as `attacks.sign_flip(share=0.2)`, for robustness studies.
+        aggregator: replaces the mean wherever clients' models are averaged, such as `aggregators.median()`.
+        guard: models with a norm above this many times the median are not accepted; 0 for no limit. Replies that are
+            not finite or out of range are never accepted.
+        diverged: see `Diverged`; the state of a dropped client stays as it was.
+        privacy: the noise that hides points and clients.
+        malicious: the names of the malicious clients; drawn by the seed when a run is prepared.
+    """
+
+    dropout: float | Dropouts = 0.0
+    attack: Attack | None = None
+    aggregator: Aggregator | None = None
+    guard: float = 0.0
+    diverged: Diverged = "stop"
+    privacy: Privacy | None = None
+    malicious: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not callable(self.dropout):
+            check_share("dropout", self.dropout)
+        if not (self.guard == 0 or 1 <= self.guard < float("inf")):
+            raise InputError(f"guard = {self.guard!r} is not allowed: should be a number of at least 1, or 0 for none")
+        if self.diverged not in get_args(Diverged):
+            raise InputError(f"diverged = {self.diverged!r} is not allowed: should be 'stop' or 'drop'")
