@@ -30,10 +30,10 @@ def seconds_per_gradient(name: str, federation: fs.Federation) -> tuple[float, f
     known = plugins.parameters(plugins.find("algorithms", name))
     wanted = {"S": 2, "K": 60, "warm": 2, "after": 2}
     algorithm = plugins.build("algorithms", name, {k: v for k, v in wanted.items() if k in known})
-    run = fs.fit(algorithm, federation, fs.models.linear(), rounds=ROUNDS, seed=0, workers=1)
-    rounds = [r for r in run.history[1:] if r["gradients"]]
-    rate = statistics.median(r["seconds"] / r["gradients"] for r in rounds)
-    return rate * 1e9, statistics.median(r["gradients"] for r in rounds)
+    run = fs.fit(algorithm, federation, fs.models.linear(), rounds=ROUNDS, seed=0, options=fs.FitOptions(workers=1))
+    rounds = [r for r in run.history[1:] if r.gradients]
+    rate = statistics.median(r.seconds / r.gradients for r in rounds)
+    return rate * 1e9, statistics.median(r.gradients for r in rounds)
 
 
 def main() -> None:

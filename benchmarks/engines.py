@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from tests.helpers import engine_for
 
 import fedsoft as fs
 from benchmarks.machine import describe
-from fedsoft import engines
-from fedsoft.engines.ray import RayEngine
+from fedsoft.engine import registry as engines
+from fedsoft.engine.base import Engine
+from fedsoft.engine.ray import RayEngine
+from fedsoft.machine.threads import one_thread
 from fedsoft.runs import spec
-from fedsoft.runs.stage import Stage, build
-from fedsoft.simulate import Engine
-from fedsoft.threads import one_thread
-from fedsoft.training import prepare
+from fedsoft.runs.run_options import RunOptions, build
 
 
 def in_turns(name: str, local: Engine, other: Engine, rounds: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def in_turns(name: str, local: Engine, other: Engine, rounds: int) -> dict[str, 
                     if kind == "ray":
                         seconds["server"].append(time.process_time() - used)
                         crossed.append((other.wire.down - before[0], other.wire.up - before[1]))
-        apart = float((states["local"]["centers"] - states["ray"]["centers"]).abs().max())
+        apart = float((states["local"].centers - states["ray"].centers).abs().max())
         kept = sum(form.row_bytes for form in other.forms.values())
     median = {f"{kind}_seconds": statistics.median(values) for kind, values in seconds.items()}
     down, up = (statistics.median(values) for values in zip(*crossed, strict=True))
@@ -63,8 +63,8 @@ def in_turns(name: str, local: Engine, other: Engine, rounds: int) -> dict[str, 
 def preset(name: str, rounds: int, workers: int) -> dict[str, Any]:
     """A preset as it is."""
     wanted = spec.read(name, [])
-    _, local = build(wanted, Stage(workers=workers))
-    _, other = build(wanted, Stage(workers=workers, engine="ray"))
+    _, local = build(wanted, RunOptions(workers=workers))
+    _, other = build(wanted, RunOptions(workers=workers, engine="ray"))
     return in_turns(name, local, other, rounds)
 
 
@@ -73,8 +73,8 @@ def synthetic(clients: int, rounds: int, workers: int) -> dict[str, Any]:
     federation = fs.datasets.synthetic(clients=clients, points=(50, 100), test_points=100)
 
     def made(engine: str) -> Engine:
-        return prepare(
-            fs.FedSoft(S=2, K=60, tau=2), federation, fs.models.linear(), seed=0, local=fs.Adam(epochs=5),
+        return engine_for(
+            fs.FedSoft(S=2, K=60, tau=2), federation, fs.models.linear(), seed=0, solver=fs.Adam(epochs=5),
             workers=workers, engine=engines.find(engine),
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""What an ask costs on four Flower nodes, with the resident worker and without, and how it grows with clients.
+"""What an ask costs on four Flower nodes, and how it grows with clients.
 
     python -m benchmarks.federation [--clients 100,1000] [--K 10]
 
-For each way one short run of FedSoft on loopback: seconds and bytes per ask, from the log of messages and of rounds.
+For each number of clients one short run of FedSoft on loopback: seconds and bytes per ask, from the logs of messages
+and of rounds.
 Run it when the machine has nothing else to do.
 """
 
@@ -13,28 +14,22 @@ import json
 import tempfile
 from pathlib import Path
 
-from fedsoft.engines.flower.drive import follow
-from fedsoft.engines.flower.loopback import Loopback
+from fedsoft.flower.local_cluster.cluster import LocalCluster
+from fedsoft.flower.submit import follow
+from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import read
-from fedsoft.runs.stage import Stage
 
 NODES, ROUNDS = 4, 6
 
 
-def measure(folder: Path, clients: int, K: str, worker: bool) -> dict[str, float]:
+def measure(folder: Path, clients: int, K: str) -> dict[str, float]:
     """One run."""
-    federation = Loopback(folder / "federation")
-    federation.prepare(NODES)
+    federation = LocalCluster(folder / "federation")
     try:
-        federation.start_superlink()
-        federation.register([federation.key(k).with_name(f"node-{k}.pub") for k in range(NODES)])
-        for k in range(NODES):
-            if worker:
-                federation.start_worker(k)
-            federation.start_supernode(k, worker=worker)
+        federation.up(NODES)
         changes = [f"rounds={ROUNDS}", f"K={K}", f"dataset.clients={clients}"]
         spec = read("synthetic-10-90", changes)
-        run, _ = follow(federation, spec, folder / "run", Stage())
+        run, _ = follow(federation, spec, folder / "run", RunOptions())
     finally:
         federation.down()
     wire = [json.loads(line) for line in (run.path / "wire.jsonl").read_text("utf-8").splitlines()]
@@ -43,25 +38,24 @@ def measure(folder: Path, clients: int, K: str, worker: bool) -> dict[str, float
     total = {way: sum(e["head"] + e["body"] for e in jobs if e["way"] == way) for way in ("down", "up")}
     records = run.records()
     return {
-        "seconds per ask": sum(record["seconds"] for record in records) / asks,
+        "seconds per ask": sum(record.seconds for record in records) / asks,
         "kB down per ask": total["down"] / asks / 1e3,
         "kB up per ask": total["up"] / asks / 1e3,
-        "dropped": sum(record["dropped"] for record in records),
+        "dropped": sum(record.dropped or 0 for record in records),
     }
 
 
 def main() -> None:
-    """Measure, and print one line for each way."""
+    """Measure, and print one line for each number of clients."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--clients", default="100", help="how many, for runs with the worker")
+    parser.add_argument("--clients", default="100", help="how many, separated by commas")
     parser.add_argument("--K", default="10", help="clients drawn for each center, or all")
     told = parser.parse_args()
-    sizes = [int(size) for size in told.clients.split(",")]
-    for clients, worker in [(sizes[0], False), *((size, True) for size in sizes)]:
+    for clients in (int(size) for size in told.clients.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), clients, told.K, worker)
+            found = measure(Path(folder), clients, told.K)
         text = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-        print(f"{clients} clients, {'with' if worker else 'without'} the resident worker: {text}", flush=True)
+        print(f"{clients} clients: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,21 +27,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
+from tests.helpers import engine_for
 
 import fedsoft as fs
 from benchmarks.machine import MB, describe, memory
 from benchmarks.sides import ROOT
-from fedsoft.contract import State
-from fedsoft.simulate import Simulation
-from fedsoft.training import prepare
+from fedsoft.core.contract import State
+from fedsoft.engine.local import LocalEngine
 
 SIZES = [100, 300, 1000, 3000, 10000]
 
 
-def engine(federation: fs.Federation, S: int = 2) -> tuple[Simulation, State]:
-    """The engine, ready for its first round."""
-    simulation = prepare(fs.FedSoft(S=S), federation, fs.models.linear(), seed=0, local=fs.Adam(), workers=1)
-    return simulation, simulation.start()
+def ready(federation: fs.Federation, S: int = 2) -> tuple[LocalEngine, State]:
+    """An engine, ready for its first round."""
+    engine = engine_for(fs.FedSoft(S=S), federation, fs.models.linear(), seed=0, solver=fs.Adam(), workers=1)
+    return engine, engine.start()
 
 
 def one_size(clients: int, repeats: int) -> dict[str, Any]:
@@ -49,15 +49,15 @@ def one_size(clients: int, repeats: int) -> dict[str, Any]:
     imported, _ = memory()
     federation = fs.datasets.synthetic(clients=clients)
     made, _ = memory()
-    simulation, state = engine(federation)
+    engine, state = ready(federation)
     seconds = []
     for t in range(0, 2 * repeats, 2):
         began = time.process_time()
-        state, _ = simulation.round(state, t)
-        state, _ = simulation.round(state, t + 1)
+        state, _ = engine.round(state, t)
+        state, _ = engine.round(state, t + 1)
         seconds.append((time.process_time() - began) / 2)
     return {
-        "clients": clients, "chunk": simulation.host.chunk, "best": min(seconds), "median": statistics.median(seconds),
+        "clients": clients, "chunk": engine.host.chunk, "best": min(seconds), "median": statistics.median(seconds),
         "data_bytes": made - imported, "extra_bytes": memory()[1] - imported,
     }  # fmt: skip
 
@@ -92,8 +92,8 @@ def compare_centers(clients: int, repeats: int, counts: tuple[int, int] = (2, 8)
     seconds: dict[int, list[float]] = {S: [] for S in counts}
     jobs: dict[int, Callable[[], object]] = {}
     for S in counts:
-        simulation, state = engine(federation, S=S)
-        jobs[S] = lambda simulation=simulation, c=state["centers"]: simulation("train", simulation.everyone, centers=c)
+        engine, state = ready(federation, S=S)
+        jobs[S] = lambda engine=engine, c=state.centers: engine("train", engine.everyone, centers=c)
         jobs[S]()
     for _ in range(3 * repeats):
         for S, job in jobs.items():

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from tests.helpers import engine_for
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedsoft as fs
-from fedsoft.contract import State
-from fedsoft.model import Builder
-from fedsoft.simulate import Simulation
-from fedsoft.training import prepare
+from fedsoft.core.contract import State
+from fedsoft.core.model import Builder
+from fedsoft.engine.local import LocalEngine
 
 LAM, SIGMA, TAU = 1.0, 1e-4, 2
 
@@ -42,39 +42,39 @@ class Work:
         """fedsoft, ready for its first round."""
         algorithm = fs.FedSoft(S=self.S, lam=LAM, tau=TAU, sigma=SIGMA)
         solver = fs.Adam(lr=self.lr, epochs=epochs or self.epochs, batch=self.batch, shuffle=shuffle)
-        simulation = prepare(algorithm, self.federation, self.model, seed=0, local=solver, workers=workers)
-        return Engine(simulation, simulation.start())
+        engine = engine_for(algorithm, self.federation, self.model, seed=0, solver=solver, workers=workers)
+        return Engine(engine, engine.start())
 
 
 @dataclass
 class Engine:
     """fedsoft at work."""
 
-    simulation: Simulation
+    engine: LocalEngine
     state: State
     t: int = 0
 
     def round(self) -> None:
-        self.state, _ = self.simulation.round(self.state, self.t)
+        self.state, _ = self.engine.round(self.state, self.t)
         self.t += 1
 
     def train(self, clients: list[int]) -> None:
         """The train job alone."""
-        self.simulation("train", self.simulation.everyone[clients], centers=self.state["centers"])
+        self.engine("train", self.engine.everyone[clients], centers=self.state.centers)
 
     def estimate(self) -> Tensor:
         """The estimate job alone, of everybody."""
-        answer = self.simulation("estimate", self.simulation.everyone, centers=self.state["centers"])
-        return answer.update("u", self.state["u"])
+        answer = self.engine("estimate", self.engine.everyone, centers=self.state.centers)
+        return answer.update("u", self.state.u)
 
     @property
     def steps(self) -> int:
         """Client steps taken so far."""
-        return int(self.simulation.memory["moments.steps"].sum())
+        return int(self.engine.client_states["optimizer.steps"].sum())
 
     def loop(self, work: Work, *, shuffle: bool = True, tuned: bool = False) -> Loop:
         """A loop that starts from the same models."""
-        return Loop(work, self.state["centers"], self.simulation.memory["w"][0], shuffle=shuffle, tuned=tuned)
+        return Loop(work, self.state.centers, self.engine.client_states["w"][0], shuffle=shuffle, tuned=tuned)
 
 
 class Loop:

@@ -21,7 +21,7 @@ from typing import Any
 
 import fedsoft as fs
 from benchmarks.reliability import table
-from fedsoft.trust.privacy import Privacy, noise_for
+from fedsoft.safety.privacy import Privacy, noise_for
 
 DELTA = 1e-5
 EPSILONS = (math.inf, 1e6, 100.0, 30.0, 10.0, 3.0, 1.0)  # the first: nothing done; the second: as good as no noise
@@ -48,14 +48,15 @@ def outcome(case: Case) -> float:
     elif epsilon < math.inf:
         privacy = Privacy(clip=clip, noise=noise_for(epsilon, DELTA, ROUNDS), delta=DELTA)
     run = fs.fit(
-        fs.FedSoft(S=2, K=clients // 2, tau=TAU), federation, model, rounds=ROUNDS, seed=seed, local=local,
-        score_every=ROUNDS, workers=1, privacy=privacy,
+        fs.FedSoft(S=2, K=clients // 2, tau=TAU), federation, model, rounds=ROUNDS, seed=seed, solver=local,
+        conditions=fs.Conditions(privacy=privacy), options=fs.FitOptions(score_every=ROUNDS, workers=1),
     )  # fmt: skip
     if privacy is not None:
-        told = run.history[-1]["privacy"]
-        spent = told["counts_epsilon" if mechanism == "counts" else "epsilon"]
+        told = run.history[-1].privacy
+        spent = None if told is None else told.counts_epsilon if mechanism == "counts" else told.epsilon
+        assert spent is not None
         assert abs(spent / epsilon - 1) < 1e-3, (spent, epsilon)
-    return statistics.mean(run.history[-1]["best"])
+    return statistics.mean(run.history[-1].best)
 
 
 CLIENTS = {"counts": 100, "centers": 400}

@@ -23,14 +23,14 @@ from typing import Any
 
 import fedsoft as fs
 from fedsoft import plugins
+from fedsoft.safety import dropouts
 from fedsoft.seeds import generator
-from fedsoft.trust import absence
 
 RULES: dict[str, dict[str, Any] | None] = {
     "mean": None, "guard": None, "median": {}, "trimmed": {"share": 0.35}, "krum": {"share": 0.35, "multi": False},
     "multi-krum": {"share": 0.35}, "clip": {},
 }  # fmt: skip
-GUARD = 5.0  # of the column `guard`: the plain mean of those that are believed
+GUARD = 5.0  # of the column `guard`: the plain mean of those that are accepted
 ATTACKS: dict[str, dict[str, Any]] = {
     "sign_flip": {"scale": 3.0}, "scaled": {"factor": 10.0}, "gaussian": {"factor": 10.0}, "label_flip": {},
     "lie": {"scale": 3.0},
@@ -46,23 +46,23 @@ METHODS: dict[str, dict[str, Any]] = {
 ATTACKED = ("fedsoft", "ifca")
 
 Case = tuple[str, int, str, str | None, float, str]
-"""Method, seed, rule, attack, share of liars, and how clients fail."""
+"""Method, seed, rule, attack, share of malicious, and how clients fail."""
 
 
-def absent(kind: str, names: list[str], seed: int) -> absence.Absent | None:
+def schedule(kind: str, names: list[str], seed: int) -> dropouts.Dropouts | float:
     """Who does not answer."""
     order = sorted(names, key=lambda name: generator(seed, "failure", name).random())
     if kind.startswith("drop-"):
-        return absence.dropout(float(kind.removeprefix("drop-")), seed)
+        return float(kind.removeprefix("drop-"))
     if kind == "slow":
-        return absence.stragglers(1 / 3, late=0.8, seed=seed)
+        return dropouts.stragglers(1 / 3, late=0.8, seed=seed)
     if kind == "never":
-        return absence.never(order[: len(order) // 10])
+        return dropouts.never(order[: len(order) // 10])
     if kind == "late":
-        return absence.spans(dict.fromkeys(order[: len(order) // 2], (10, None)))
+        return dropouts.spans(dict.fromkeys(order[: len(order) // 2], (10, None)))
     if kind == "leave":
-        return absence.spans(dict.fromkeys(order[: len(order) // 3], (0, 15)))
-    return None
+        return dropouts.spans(dict.fromkeys(order[: len(order) // 3], (0, 15)))
+    return 0.0
 
 
 def error(case: Case) -> float:
@@ -70,17 +70,19 @@ def error(case: Case) -> float:
     method, seed, rule, attack, share, failure = case
     fed = fs.datasets.synthetic(partition="10:90", seed=seed)
     made = RULES[rule]
+    conditions = fs.Conditions(
+        dropout=schedule(failure, fed.names, seed), guard=GUARD if rule == "guard" else 0.0,
+        aggregator=None if made is None else plugins.build("aggregators", rule.removeprefix("multi-"), made),
+        attack=None if attack is None else plugins.build("attacks", attack, ATTACKS[attack] | {"share": share}),
+    )  # fmt: skip
     try:
         run = fs.fit(
-            plugins.build("algorithms", method, METHODS[method]), fed, fs.models.linear(),
-            rounds=30, seed=seed, local=fs.Adam(lr=5e-3), score_every=30, workers=1,
-            absent=absent(failure, fed.names, seed), guard=GUARD if rule == "guard" else 0.0,
-            robust=None if made is None else plugins.build("rules", rule.removeprefix("multi-"), made),
-            attack=None if attack is None else plugins.build("attacks", attack, ATTACKS[attack] | {"share": share}),
+            plugins.build("algorithms", method, METHODS[method]), fed, fs.models.linear(), rounds=30, seed=seed,
+            solver=fs.Adam(lr=5e-3), conditions=conditions, options=fs.FitOptions(score_every=30, workers=1),
         )  # fmt: skip
     except fs.DivergedError:
         return math.inf
-    return statistics.mean(run.history[-1]["best"])
+    return statistics.mean(run.history[-1].best)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -163,7 +165,7 @@ def main() -> None:
                 for attack in ATTACKS for share in SHARES
             ]  # fmt: skip
             print(f"\n{method}: error of centers, as a multiple of the honest run with the mean\n")
-            print(table(["attack", "liars", *RULES], rows))
+            print(table(["attack", "malicious", *RULES], rows))
     if options.what != "attacks":
         rows = [[method, *(ratio(method, "mean", None, 0.0, failure) for failure in FAILURES)] for method in METHODS]
         print("\nerror of centers when clients do not answer, as a multiple of the run in which all do\n")

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import machine, works
 from benchmarks.loops import Work
-from fedsoft.machine import cores
+from fedsoft.machine.resources import cores
 
 Side = Callable[[], tuple[float, float]]
 """Does a piece of the work: the seconds it took, and how many units it was."""
@@ -104,7 +104,7 @@ def engine_of_steps(make: Callable[[bool], Work], epochs: int | None = None) -> 
 
     def side(small: bool) -> Side:
         engine = make(small).engine(epochs=epochs)
-        turns = itertools.cycle(range(len(engine.simulation.names)))
+        turns = itertools.cycle(range(len(engine.engine.names)))
         return lambda: piece(lambda: engine.train([next(turns)]), lambda: engine.steps, time.process_time)
 
     return side
@@ -115,7 +115,7 @@ def engine_with_workers(make: Callable[[bool], Work], workers: int) -> Make:
 
     def side(small: bool) -> Side:
         engine = make(small).engine(epochs=1, workers=workers)
-        everyone = list(range(len(engine.simulation.names)))
+        everyone = list(range(len(engine.engine.names)))
         return lambda: piece(lambda: engine.train(everyone), lambda: engine.steps, time.perf_counter)
 
     return side
@@ -182,7 +182,7 @@ def engine_of_estimates(small: bool) -> Side:
 
     def estimate() -> None:
         engine.estimate()
-        points[0] += int(engine.simulation.sizes.sum())
+        points[0] += int(engine.engine.sizes.sum())
 
     return lambda: piece(estimate, lambda: points[0], time.process_time)
 
@@ -199,13 +199,13 @@ def same_round(make: Callable[[bool], Work]) -> Callable[[], float]:
         for tuned in (False, True):
             engine = work.engine(shuffle=False)
             loop = engine.loop(work, shuffle=False, tuned=tuned)
-            start = torch.cat([engine.simulation.memory["w"], engine.state["centers"]]).clone()
+            start = torch.cat([engine.engine.client_states["w"], engine.state.centers]).clone()
             next(loop.rounds(len(loop.clients)))
             engine.round()
             if loop.steps != engine.steps:
                 raise SystemExit(f"unequal work: {loop.steps} client steps by the loop, {engine.steps} by fedsoft")
             theirs = loop.vectors(loop.clients + loop.centers)
-            ours = torch.cat([engine.simulation.memory["w"], engine.state["centers"]])
+            ours = torch.cat([engine.engine.client_states["w"], engine.state.centers])
             most = max(most, float((theirs - ours).norm() / (ours - start).norm()))
         return _agree(most)
 
