@@ -11,7 +11,6 @@ import torch
 
 import fedsoft as fs
 from fedsoft import plugins
-from fedsoft.core.contract import jobs_of
 from fedsoft.flower.node.refusals import Refusal
 from fedsoft.safety.noise import hidden_models
 from tests.flower.places import node_at
@@ -38,7 +37,7 @@ def test_what_has_no_noise_does_not_leave_under_any_name(tmp_path: Path) -> None
         raw = described(algorithm=name)
         ask(node, raw)
         sent = {"shared/centers": torch.zeros(2, 3)}
-        jobs = jobs_of(plugins.build("algorithms", name, {}))
+        jobs = plugins.build("algorithms", name, {}).jobs
         assert jobs
         for number, job in enumerate(jobs):
             answer = ask(node, raw, "job", job=job, round=0, ask=number, clients=["a"], tensors=sent)

@@ -11,6 +11,7 @@ import abc
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -194,20 +195,46 @@ class Means:
     uniform: bool
 
 
+JobFunction = Callable[..., tuple[ClientState, Reply]]
+"""The method of a job: `(self, site, mine, shared) -> (mine, reply)`, over a stack of m >= 1 clients."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What clients can be asked to do, and the kind of every entry that its reply may have."""
+
+    function: JobFunction
+    replies: Mapping[str, Kind]
+
+
 class Algorithm(abc.ABC):
     """The contract: settings (a frozen dataclass), `init`, `round` and `predict`. Jobs are methods marked with `@job`.
 
     The other members have defaults that suit most algorithms; engines and safeguards use them.
     """
 
+    K: Any = None
+    """Clients drawn in a round, where that is a setting of the algorithm: a number, or "all"."""
+    S: Any = None
+    """The number of centers, where that is a setting of the algorithm."""
     closing_tasks: ClassVar[int] = 0
     """Extra tasks of all clients in the last round: reserved when work is limited."""
+    jobs: ClassVar[Mapping[str, Job]] = {}
+    """What clients can be asked to do, by name: the methods marked with `@job`."""
+
+    def __init_subclass__(cls) -> None:
+        members = {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
+        functions = {name: member for name, member in members.items() if isinstance(member, FunctionType)}
+        cls.jobs = {
+            name: Job(function, function.__dict__[REPLIES])
+            for name, function in functions.items()
+            if REPLIES in function.__dict__
+        }
 
     def check(self, clients: int) -> None:
         """Raise an `InputError` for settings that do not fit this many clients: here, for a K above their number."""
-        K = getattr(self, "K", None)
-        if isinstance(K, int) and K > clients:
-            raise SettingError(type(self).__name__, "K", K, f"should be at most {clients}, the number of clients")
+        if isinstance(self.K, int) and self.K > clients:
+            raise SettingError(type(self).__name__, "K", self.K, f"should be at most {clients}, the number of clients")
 
     @abc.abstractmethod
     def init(self, site: Site, clients: int) -> State:
@@ -228,7 +255,7 @@ class Algorithm(abc.ABC):
     @property
     def center_count(self) -> int:
         """The largest number of centers: the setting S, where there is one."""
-        return getattr(self, "S", None) or 1
+        return self.S or 1
 
     @property
     def pull(self) -> float:
@@ -266,30 +293,22 @@ class Training:
     dtype: torch.dtype = torch.float32
 
 
-J = TypeVar("J", bound=Callable[..., tuple[ClientState, Reply]])
+J = TypeVar("J", bound=JobFunction)
+REPLIES = "replies"  # the mark of a job
 
 
 def job(**replies: Kind) -> Callable[[J], J]:
-    """Mark a method as a job: `(self, site, mine, shared) -> (mine, reply)`, over a stack of m >= 1 clients.
+    """Mark a method as a job.
 
     Arguments:
         replies: the entries that its reply may have, and the kind of each.
     """
 
     def mark(function: J) -> J:
-        function.__dict__["replies"] = replies
+        function.__dict__[REPLIES] = replies
         return function
 
     return mark
-
-
-def replies_of(algorithm: Algorithm, name: str) -> Mapping[str, Kind] | None:
-    """Return what a job may reply; None for what is not marked as a job."""
-    return getattr(getattr(type(algorithm), name, None), "replies", None)
-
-
-def jobs_of(algorithm: Algorithm) -> list[str]:
-    return [name for name in dir(type(algorithm)) if replies_of(algorithm, name) is not None]
 
 
 def prefixed(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

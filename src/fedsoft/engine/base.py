@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import ClientMetric, Judged
-from fedsoft.core.contract import Answer, Ids, Reply, Rows, State, Training, replies_of
+from fedsoft.core.contract import Answer, Ids, Reply, Rows, State, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Work
 from fedsoft.core.site import Site
@@ -113,7 +113,7 @@ class Engine(abc.ABC):
         answer, privacy = guarded(answer, self.conditions.aggregator), self.conditions.privacy
         if privacy is None or not privacy.clip:
             return answer
-        kinds = replies_of(self.algorithm, job) or {}
+        kinds = self.algorithm.jobs[job].replies
         return hidden(answer, partial(self._hidden, privacy), self.model.size, kinds)
 
     def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:

@@ -26,8 +26,6 @@ from fedsoft.core.contract import (
     Reply,
     State,
     Training,
-    jobs_of,
-    replies_of,
 )
 from fedsoft.core.local_solve import Work
 from fedsoft.core.model import Model
@@ -139,7 +137,7 @@ class ClientHost:
             chunk, own = rows[part], {name: value[part] for name, value in each.items()}
             noise = self._noise(chunk, job, ticket)
             site, given = self._site(self._points(ticket.t), chunk, ticket.t, noise), self.client_states.take(chunk)
-            mine, reply = getattr(self.algorithm, job)(site, given, {**shared, **own})
+            mine, reply = self.algorithm.jobs[job].function(self.algorithm, site, given, {**shared, **own})
             changed = {name: value for name, value in mine.items() if value is not given.get(name)}
             kinds = self._check_reply(job, len(chunk), reply, changed, given)
             lost: dict[int, Refusal] = {}
@@ -177,7 +175,7 @@ class ClientHost:
         self, job: str, count: int, reply: Reply, changed: Mapping[str, Tensor], given: Mapping[str, Tensor]
     ) -> Mapping[str, Kind]:
         """Return the kinds of a reply's entries; raise for entries that the job does not declare."""
-        kinds = replies_of(self.algorithm, job) or {}
+        kinds = self.algorithm.jobs[job].replies
         for name in reply.keys() - kinds.keys():
             raise InputError(f"job '{job}' replies '{name}', which its @job does not declare: it has {[*kinds]}")
         for name in changed.keys() - given.keys():
@@ -195,7 +193,7 @@ class ClientHost:
         bad = torch.as_tensor(np.flatnonzero(self.malicious[rows]), device=self.device)
         sent = {**shared, **{name: value[bad] for name, value in each.items()}}
         draws = [generator(self.training.seed, "lie", job, t, self.names[rows[k]]) for k in bad.tolist()]
-        kinds = replies_of(self.algorithm, job) or {}
+        kinds = self.algorithm.jobs[job].replies
         false = attack.reply({name: value[bad] for name, value in reply.items()}, sent, kinds, draws)
         return {name: value.index_copy(0, bad, false[name]) for name, value in reply.items()}
 
@@ -286,8 +284,8 @@ def _finite_rows(values: Mapping[str, Tensor], count: int) -> np.ndarray:
 
 def check_job(algorithm: Algorithm, job: str) -> None:
     """Raise unless the method is marked as a job."""
-    if replies_of(algorithm, job) is None:
-        raise unknown(f"job of {type(algorithm).__name__}", job, jobs_of(algorithm))
+    if job not in algorithm.jobs:
+        raise unknown(f"job of {type(algorithm).__name__}", job, algorithm.jobs)
 
 
 def chunk_size(model: Model, data: ClientData) -> int:

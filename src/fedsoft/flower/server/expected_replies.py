@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Kind, Training, replies_of
+from fedsoft.core.contract import Kind, Training
 from fedsoft.core.federation import Federation
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.resources import Resources
@@ -87,6 +87,6 @@ class Expected:
                 done = host.run_job(job, np.arange(1), {n: v[:1] for n, v in each.items()}, shared, Ticket(t))
             forms = forms_of({name: done.replies[name] for name in done.replies})
             work = done.cost.gradients / POINTS, done.cost.evaluations / POINTS
-            kinds = replies_of(self.algorithm, job) or {}
+            kinds = self.algorithm.jobs[job].replies
             self.known[key] = Expectation(forms, kinds, *work, done.released)
         return self.known[key]
