@@ -199,10 +199,10 @@ def test_adam_in_one_pass_is_adam(seed: int, pulled: bool, points: int) -> None:
     one = [torch.tensor([v], dtype=torch.float64).numpy() for v in (strength, scale, eps)]
     keep = torch.tensor([0.8, 0.95], dtype=torch.float64).numpy()
     flat = [a.clone().view(1, -1).numpy() for a in (w, left.t() @ right, first, second, target)]
-    kernels.adam_rows(flat[0], flat[1], flat[2], flat[3], pulled, one[0], flat[4], keep, one[1], one[2])
+    kernels.adam_rows(flat[0], flat[1], (flat[2], flat[3]), (pulled, one[0], flat[4]), (keep, one[1], one[2]))
     torch.testing.assert_close(torch.from_numpy(flat[0]).view(out, width), expected, rtol=1e-10, atol=1e-12)
     a = [v.clone().numpy() for v in (w, left, right, first, second)]
-    kernels.adam_outer(a[0], a[1], a[2], a[3], a[4], pulled, one[0], target.numpy(), keep, one[1], one[2])
+    kernels.adam_outer(a[0], a[1], a[2], (a[3], a[4]), (pulled, one[0], target.numpy()), (keep, one[1], one[2]))
     torch.testing.assert_close(torch.from_numpy(a[0]), expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(torch.from_numpy(a[3]), torch.from_numpy(flat[2]).view(out, width))
     torch.testing.assert_close(torch.from_numpy(a[4]), torch.from_numpy(flat[3]).view(out, width))

@@ -15,6 +15,9 @@ from numba import njit
 
 F = TypeVar("F", bound=Callable[..., Any])
 A = np.ndarray
+AdamState = tuple[A, A]
+Pull = tuple[bool, A, A]
+Rate = tuple[A, A, A]
 
 
 def compiled(function: F, *more: str) -> F:
@@ -33,11 +36,15 @@ def compiled_sums(function: F) -> F:
 
 
 @compiled
-def adam_rows(w: A, g: A, first: A, second: A, pulled: bool, strength: A, target: A, keep: A, scale: A, eps: A) -> None:
+def adam_rows(w: A, g: A, state: AdamState, pull: Pull, rate: Rate) -> None:
     """A step of Adam on `g + strength w - target` for every row of `w[m, P]`: w -= first / (scale sqrt(second) + eps).
 
-    `keep` holds beta1 and beta2; the learning rate and the bias corrections of each row are in `scale[m]`, `eps[m]`.
+    Arguments:
+        state: first and second, the running means of the gradient and of its square.
+        pull: whether there is a proximal pull, strength and target.
+        rate: beta1 and beta2; scale and eps hold the learning rate and the bias corrections of each row, `[m]`.
     """
+    (first, second), (pulled, strength, target), (keep, scale, eps) = state, pull, rate
     keep1, keep2 = keep[0], keep[1]
     fresh1, fresh2 = keep.dtype.type(1 - keep1), keep.dtype.type(1 - keep2)
     for k in range(w.shape[0]):
@@ -62,14 +69,13 @@ def adam_rows(w: A, g: A, first: A, second: A, pulled: bool, strength: A, target
 
 
 @compiled
-def adam_outer(
-    w: A, left: A, right: A, first: A, second: A, pulled: bool, strength: A, target: A, keep: A, scale: A, eps: A
-) -> None:
+def adam_outer(w: A, left: A, right: A, state: AdamState, pull: Pull, rate: Rate) -> None:
     """The same for one matrix `w[out, in]` whose gradient is `left[B, out]^T right[B, in]`, which is never written out.
 
     For a layer of 512 x 3136 and five points that saves writing and reading 13 MB in every step. Five points are added
     up on the way; those before them in a row that stays in the cache.
     """
+    (first, second), (pulled, strength, target), (keep, scale, eps) = state, pull, rate
     keep1, keep2 = keep[0], keep[1]
     fresh1, fresh2 = keep.dtype.type(1 - keep1), keep.dtype.type(1 - keep2)
     s, a, e = strength[0], scale[0], eps[0]

@@ -95,18 +95,18 @@ class AdamStepper:
         from fedsoft.core import kernels
 
         strength, target = (scale, w) if parts.pull is None else parts.pull  # without a pull they are not used
-        common = (self.keep.numpy(), scale[:, 0].numpy(), eps[:, 0].numpy())
+        rate = (self.keep.numpy(), scale[:, 0].numpy(), eps[:, 0].numpy())
         pulled, strengths = parts.pull is not None, strength[:, 0].numpy()
         rows = [t.numpy() for t in (w, parts.gradient, first, second, target)]
         for begin, end, product in _spans(parts, w.shape[1]):
             w_, g_, first_, second_, target_ = (a[:, begin:end] for a in rows)
             if product is None:
-                kernels.adam_rows(w_, g_, first_, second_, pulled, strengths, target_, *common)
+                kernels.adam_rows(w_, g_, (first_, second_), (pulled, strengths, target_), rate)
             else:
                 left, right = product.left.numpy(), product.right.numpy()
                 shape = (left.shape[1], right.shape[1])
                 w_, first_, second_, target_ = (a.reshape(shape) for a in (w_, first_, second_, target_))
-                kernels.adam_outer(w_, left, right, first_, second_, pulled, strengths, target_, *common)
+                kernels.adam_outer(w_, left, right, (first_, second_), (pulled, strengths, target_), rate)
 
 
 def _spans(parts: GradientParts, size: int) -> Iterator[tuple[int, int, OuterProduct | None]]:
