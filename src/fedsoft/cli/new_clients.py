@@ -85,6 +85,27 @@ class SavedRun:
         return Loaded(run, folder.spec(allow), folder.name)
 
 
+@dataclass(frozen=True)
+class CurveOptions:
+    """Whether to draw the learning curve of new clients, and how."""
+
+    curve: Annotated[bool, typer.Option("--curve", help="Also held-out error by the number of points.")] = False
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Draws of points for each point of the curve.")] = 10
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve new clients."""
+
+    how: Annotated[
+        str, typer.Option("--how", metavar="center|mixture|personal", help="The model that it is given.")
+    ] = "mixture"
+    lam: Annotated[
+        float | None, typer.Option("--lam", help="Pull of the personal solve; default: that of the run, or 1.")
+    ] = None
+    level: Annotated[float, typer.Option("--level", help="Level of the intervals.")] = 0.9
+
+
 @app.command(epilog="Example:  fedsoft adopt synthetic-10-90-s0 --data new_client.csv --how personal --curve")
 @grouped
 def adopt(
@@ -92,15 +113,8 @@ def adopt(
     data: Annotated[
         Path, typer.Option("--data", metavar="FOLDER|FILE", help="One .csv, .npz or .parquet file for each new client.")
     ],
-    how: Annotated[
-        str, typer.Option("--how", metavar="center|mixture|personal", help="The model that it is given.")
-    ] = "mixture",
-    curve: Annotated[bool, typer.Option("--curve", help="Also held-out error by the number of points.")] = False,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Draws of points for each point of the curve.")] = 10,
-    lam: Annotated[
-        float | None, typer.Option("--lam", help="Pull of the personal solve; default: that of the run, or 1.")
-    ] = None,
-    level: Annotated[float, typer.Option("--level", help="Level of the intervals.")] = 0.9,
+    serve: ServeOptions,
+    curve: CurveOptions,
     label: LabelOption = None,
     file: Annotated[
         Path | None,
@@ -122,8 +136,8 @@ def adopt(
     run = loaded.run
     points = loaded.read(data, label)
     with err.status("comparing with the clients of the run ..."):
-        desk = run.new_clients(lam=lam)
-        found = [desk.adopt(x, y, how=how, level=level, name=who) for who, (x, y) in points.items()]  # pyright: ignore[reportArgumentType]
+        desk = run.new_clients(lam=serve.lam)
+        found = [desk.adopt(x, y, how=serve.how, level=serve.level, name=who) for who, (x, y) in points.items()]  # pyright: ignore[reportArgumentType]
     file = file or Path("adopted") / file_name(data.stem or "data")
     plain = {"run": loaded.name, "new_clients": [one.to_dict() for one in found], "path": str(file)}
     files = {"adopted.json": (json.dumps(plain, indent=1) + "\n").encode()}
@@ -131,7 +145,7 @@ def adopt(
         safe = file_name(one.name)
         safe += f"-{k}" if f"{safe}.safetensors" in files else ""  # two names may become the same
         files[f"{safe}.safetensors"] = _tensors(run, one)
-    learned = _curve(run, desk, points, repeats) if curve else None
+    learned = _curve(run, desk, points, curve.repeats) if curve.curve else None
     if learned is not None:
         files |= {"curve.csv": learned.to_csv().encode(), "curve.png": curve_picture(learned, loaded.name)}
         plain["curve"] = learned.to_dict()
