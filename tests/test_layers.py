@@ -5,18 +5,22 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import fedsoft
 
 ROOT = Path(fedsoft.__file__).parent
 KINDS = ("algorithms", "models", "datasets", "partitions", "solvers", "aggregators", "attacks")
 FLAT = ("escape", "errors", "settings", "plugins", "seeds")  # modules that are in no room
+MOST_PARAMETERS = 8
 
 # From the ground up. A module may import from its own room, and from what stands before it.
 ORDER = [
-    *FLAT, "machine", "storage", "core", "networks", "data", "partitions", "models", "datasets", "solvers", "clusters",
+    *FLAT, "machine", "storage", "core", "networks", "partitions", "data", "models", "datasets", "solvers", "clusters",
     "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training", "runs",
     "exports", "flower", "studies", "theory", "reports", "paper", "cli",
 ]  # fmt: skip
@@ -31,15 +35,24 @@ def name_of(path: Path) -> str:
 FILES = {name_of(path): path for path in ROOT.rglob("*.py") if "project" not in path.parts}
 
 
+@cache
 def modules() -> dict[str, set[str]]:
     """Every module of the package with the modules that it imports, wherever in the file: none is left out."""
     return {name: imported(path.read_text("utf-8"), name) for name, path in FILES.items()}
 
 
 def imported(text: str, name: str) -> set[str]:
-    """The modules that a program names: `from fedsoft.a import b` is a.b where that is a module, else a."""
+    """The modules that a program names: `from fedsoft.a import b` is a.b where that is a module, else a.
+
+    Those that it imports by text count too: `find("solvers", ...)` is solvers, and `"fedsoft.a.b"` is a.b.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and node.args and isinstance(kind := node.args[0], ast.Constant):
+            found |= set(KINDS) & {kind.value}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = {node.value.partition(":")[0].removeprefix("fedsoft.")} - {node.value}
+            found |= named & FILES.keys() - packages(name)  # a package holds files that its modules read
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports by a relative name"
             package, dot, rest = (node.module or "").partition(".")
@@ -47,8 +60,29 @@ def imported(text: str, name: str) -> set[str]:
                 inside = [f"{rest}{dot}{alias.name}" for alias in node.names]
                 found |= {one if one in FILES else rest for one in inside}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("fedsoft.") for alias in node.names if alias.name.startswith("fedsoft.")}
+            found |= {alias.name.removeprefix("fedsoft").removeprefix(".") for alias in node.names
+                      if alias.name.split(".")[0] == "fedsoft"}  # fmt: skip
     return found - {name}
+
+
+def packages(module: str) -> set[str]:
+    """The packages that a module lies in, which are run before it is."""
+    parts = module.split(".")
+    return {".".join(parts[:n]) for n in range(1, len(parts))}
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in turn, the first named twice; none where there is no such cycle."""
+    whole = {}
+    for name, imports in graph.items():
+        inside = {other for other in graph if room(name) in KINDS and name == room(other) != other}
+        above = {package for one in imports for package in packages(one)}
+        whole[name] = imports - {""} | inside | (above - packages(name) - {name})
+    try:
+        tuple(TopologicalSorter(whole).static_order())
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def room(module: str) -> str:
@@ -69,11 +103,30 @@ def test_imports_go_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    graph = {name: imports - {""} for name, imports in modules().items() if name}
-    for name, imports in graph.items():  # importing a module runs the packages that it lies in
-        packages = {one.rpartition(".")[0] for one in imports}
-        imports |= {package for package in packages - {""} if not name.startswith(f"{package}.") and package != name}
-    assert list(TopologicalSorter(graph).static_order())
+    assert cycle({name: imports for name, imports in modules().items() if name}) == []
+
+
+def test_nothing_imports_the_root() -> None:
+    """It offers what all rooms have: by way of it, every room would import every other."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if name and isinstance(node, ast.ImportFrom) and node.module == "fedsoft":
+                assert all(alias.name in (*ORDER, "__version__") for alias in node.names), name
+            if name and isinstance(node, ast.Import):
+                assert all(alias.name != "fedsoft" for alias in node.names), name
+
+
+@pytest.mark.parametrize(("where", "line"), [
+    ("core.model", "from fedsoft.engine import base"),
+    ("runs.find", "from fedsoft.runs.execute import load"),
+    ("core.model", "def late(): from fedsoft.core.site import Site"),
+    ("core.model", "find('solvers', 'adam')"),
+    ("core.model", "resolve_name('fedsoft.solvers.adam:Adam')"),
+    ("flower.wire", "from fedsoft.flower.node import node"),
+])  # fmt: skip
+def test_cycles_are_found(where: str, line: str) -> None:
+    graph = {name: imports for name, imports in modules().items() if name}
+    assert where in cycle(graph | {where: graph[where] | imported(line, where)})
 
 
 def test_only_plugins_import_by_text() -> None:
@@ -86,6 +139,23 @@ def test_siblings_do_not_import_each_other() -> None:
     for name, imports in modules().items():
         if room(name) in KINDS:
             assert not {other for other in imports if room(other) == room(name)}, name
+
+
+def test_no_parameter_list_is_longer_than_eight() -> None:
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                known = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                assert len(set(known) - {"self", "cls"}) <= MOST_PARAMETERS, f"{name}, line {node.lineno}"
+
+
+def test_no_contract_is_guessed() -> None:
+    """What an algorithm has is declared in `core.contract`, not found out by looking for it."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+                assert "algorithm" not in ast.unparse(node.args[0]), f"{name}, line {node.lineno}"
+                assert name != "core.contract", f"line {node.lineno}"
 
 
 def imported_packages(path: Path) -> set[str]:

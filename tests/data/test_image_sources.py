@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedsoft.core.client_data import Augment
 from fedsoft.core.federation import Federation, Truth
-from fedsoft.data.image_sources import Draw, Images, Source, by_client, federate, label_permutations, variants
+from fedsoft.data.image_settings import ImageSettings
+from fedsoft.data.image_sources import Images, Source, by_client, federate, label_permutations, variants
 from fedsoft.errors import InputError
 from tests.pictures import number_of, numbered
 
@@ -28,12 +29,12 @@ def stock(each: int, first: int = 0) -> Images:
 TRAIN, TEST = stock(10), stock(3, first=1000)
 
 
-def made(sources: list[Source] | None = None, **changes: Any) -> tuple[Federation, Truth]:
+def made(sources: list[Source] | None = None, *, augment: bool = False, **changes: Any) -> tuple[Federation, Truth]:
     settings: dict[str, Any] = {
         "partition": "30:70", "clients": 6, "points": (20, 40), "held_out": 0.5, "test_points": None, "seed": 0,
     }  # fmt: skip
     pair = [Source("a", TRAIN, TEST), Source("b", stock(8, first=500), TEST)]
-    fed = federate("test", sources or pair, CLASSES, Draw(**(settings | changes)))
+    fed = federate("test", sources or pair, CLASSES, ImageSettings(**(settings | changes)), augment=augment)
     assert fed.truth is not None
     return fed, fed.truth
 

@@ -47,7 +47,7 @@ def test_swapped_files_are_one_sentence(name: str, tmp_path: Path) -> None:
 def test_the_shared_settings_are_described_and_checked(name: str) -> None:
     made = getattr(fs.datasets, name)
     assert made.__name__ == name
-    assert all(f"        {key}: " in made.__doc__ for key in plugins.parameters(made))
+    assert all(f"\n    {key}: " in made.__doc__ for key in plugins.parameters(made))
     with pytest.raises(InputError, match=rf"{name}\.rotations = 45 is not allowed"):
         made(rotations=[45])
     with pytest.raises(InputError, match=f"unknown setting of {name} 'rotation': did you mean 'rotations'"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsoft as fs
-from fedsoft.core.partition import as_partition, parse_partition
+from fedsoft.data.partition_names import as_partition, parse_partition
 from fedsoft.errors import InputError
 from fedsoft.plugins import names
 

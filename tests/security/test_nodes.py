@@ -15,7 +15,7 @@ import torch
 
 import fedsoft as fs
 from fedsoft import plugins
-from fedsoft.core.partition import parse_partition
+from fedsoft.data.partition_names import parse_partition
 from fedsoft.flower.node.policy import BOUNDS
 from fedsoft.flower.node.refusals import MEANS, Refusal, meaning
 from fedsoft.flower.wire import WireMessage

@@ -51,5 +51,5 @@ def dataset(made: type[DatasetSettings]) -> Callable[..., Federation]:
 
 def _documented(made: type) -> str:
     """Return what a data set is, and its own settings before those that it shares with others."""
-    own, shared = (inspect.getdoc(one) or "" for one in (made, made.__mro__[1]))
-    return own + "\n" + shared.partition(ARGUMENTS)[2]
+    parts = [(inspect.cleandoc(one.__doc__ or "") + "\n").partition(ARGUMENTS) for one in made.__mro__[:-1]]
+    return f"{parts[0][0].rstrip()}\n\n{ARGUMENTS}{''.join(part[2] for part in parts)}"

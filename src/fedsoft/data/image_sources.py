@@ -18,8 +18,10 @@ from torch import Tensor
 
 from fedsoft.core.client_data import Augment, ClientData, DataShape
 from fedsoft.core.federation import Federation, Truth
-from fedsoft.core.partition import Partition, apportion, as_partition
+from fedsoft.core.partition import apportion
+from fedsoft.data.image_settings import ImageSettings
 from fedsoft.data.memory_check import check_counts
+from fedsoft.data.partition_names import as_partition
 from fedsoft.errors import InputError, SettingError
 from fedsoft.seeds import generator
 
@@ -118,20 +120,9 @@ def _check_once(what: str, values: Sequence[object]) -> None:
 # Drawing clients
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How clients are drawn; for the settings see `image_settings`."""
-
-    partition: str | Partition
-    clients: int
-    points: tuple[int, int]
-    held_out: float
-    test_points: int | None
-    seed: int
-    augment: bool = False
-
-
-def federate(name: str, sources: Sequence[Source], classes: int, draw: Draw) -> Federation:
+def federate(
+    name: str, sources: Sequence[Source], classes: int, draw: ImageSettings, *, augment: bool = False
+) -> Federation:
     """Return clients that draw from these sources as in the paper."""
     clients, points, held_out, seed = draw.clients, draw.points, draw.held_out, draw.seed
     S, image = len(sources), sources[0].train.x
@@ -155,7 +146,7 @@ def federate(name: str, sources: Sequence[Source], classes: int, draw: Draw) -> 
         names=tuple(source.name for source in sources),
     )
     shape = DataShape("classification", tuple(sources[0].train.x.shape[1:]), classes)
-    if draw.augment:  # the paper's 4 pixels of 32; held-out and test images stay as they are
+    if augment:  # the paper's 4 pixels of 32; held-out and test images stay as they are
         train = replace(train, augment=Augment(pad=shape.input[1] // 8, flip=True))
     return Federation(train, held, tuple(map(str, range(clients))), shape, truth)
 

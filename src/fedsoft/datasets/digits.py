@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedsoft.core.federation import Federation
-from fedsoft.core.partition import Partition
-from fedsoft.data.image_settings import ARGUMENTS, Count, Permutations, Rotations, Share, image_dataset
-from fedsoft.data.image_sources import Draw, Images, federate, variants
+from fedsoft.data.dataset_settings import dataset
+from fedsoft.data.image_settings import PermutedImages
+from fedsoft.data.image_sources import Images, federate, variants
 from fedsoft.seeds import generator
+from fedsoft.settings import settings
 
 __all__ = ["digits"]
 
@@ -16,21 +17,21 @@ CLASSES = 10
 TEST_SHARE = 0.2
 
 
-@image_dataset(test_points=f"{ARGUMENTS['test_points']} They are a fixed fifth of each class.")
-def digits(
-    partition: str | Partition = "10:90",
-    rotations: Rotations = (0, 90),
-    permutations: Permutations = 1,
-    clients: Count = 100,
-    points: tuple[Count, Count] = (100, 200),
-    held_out: Share = 0.25,
-    test_points: Count | None = None,
-    seed: int = 0,
-) -> Federation:
-    """The 1,797 digits of scikit-learn, 8x8, ten classes; every rotation and renaming of labels is a source."""
-    train, test = _bundled()
-    sources = variants(train, test, CLASSES, rotations, permutations, seed)
-    return federate("digits", sources, CLASSES, Draw(partition, clients, points, held_out, test_points, seed))
+@settings
+class Digits(PermutedImages):
+    """The 1,797 digits of scikit-learn, 8x8, ten classes; every rotation and renaming of labels is a source.
+
+    A fixed fifth of each class are test images.
+    """
+
+    def federation(self) -> Federation:
+        """Divide the images among clients."""
+        train, test = _bundled()
+        sources = variants(train, test, CLASSES, self.rotations, self.permutations, self.seed)
+        return federate("digits", sources, CLASSES, self)
+
+
+digits = dataset(Digits)
 
 
 def _bundled() -> tuple[Images, Images]:

@@ -9,11 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from fedsoft.core.federation import Federation
-from fedsoft.core.partition import Partition
 from fedsoft.data import fetch
-from fedsoft.data.image_settings import ARGUMENTS, Count, Rotations, Share, image_dataset
-from fedsoft.data.image_sources import Draw, Images, federate, variants
+from fedsoft.data.dataset_settings import dataset
+from fedsoft.data.image_settings import Count, ImageSettings, Rotations
+from fedsoft.data.image_sources import Images, federate, variants
 from fedsoft.errors import SettingError
+from fedsoft.settings import settings
 
 __all__ = ["letters"]
 
@@ -21,32 +22,36 @@ CLASSES = 26
 FIRST = {"upper": 10, "lower": 36}  # the label of A and of a in EMNIST ByClass; digits come before them
 
 
-@image_dataset(
-    cases="`lower` and `upper`.",
-    rotations=f"{ARGUMENTS['rotations']} S is cases times rotations; the paper's S = 4 has 0 and 90.",
-)
-def letters(
-    partition: str | Partition = "10:90",
-    cases: Annotated[tuple[Literal["lower", "upper"], ...], Field(min_length=1)] = ("lower", "upper"),
-    rotations: Rotations = (0,),
-    clients: Count = 100,
-    points: tuple[Count, Count] = (100, 200),
-    held_out: Share = 0.25,
-    test_points: Count | None = None,
-    size: Count | None = None,
-    data_dir: str | Path | None = None,
-    seed: int = 0,
-) -> Federation:
-    """Handwritten letters of EMNIST ByClass, 28x28; every case and rotation is a source with the same 26 classes."""
-    if len(set(cases)) < len(cases):
-        raise SettingError("letters", "cases", list(cases), "should name each case once")
-    train, test = fetch.load("letters", data_dir)
-    sources = [
-        source
-        for case in cases
-        for source in variants(_case(train, case, size), _case(test, case, size), CLASSES, rotations, 1, seed, case)
-    ]
-    return federate("letters", sources, CLASSES, Draw(partition, clients, points, held_out, test_points, seed))
+@settings
+class Letters(ImageSettings):
+    """Handwritten letters of EMNIST ByClass, 28x28; every case and rotation is a source with the same 26 classes.
+
+    S is the number of cases times that of rotations; the paper's S = 4 has both cases and rotations 0 and 90.
+
+    Arguments:
+        cases: `lower` and `upper`.
+        size: pixels of a side, a divisor of the published ones: images are averaged down to it.
+        data_dir: folder with the files, default: FEDSOFT_DATA, then the cache (see `fedsoft data`).
+    """
+
+    rotations: Rotations = (0,)
+    cases: Annotated[tuple[Literal["lower", "upper"], ...], Field(min_length=1)] = ("lower", "upper")
+    size: Count | None = None
+    data_dir: str | Path | None = None
+
+    def federation(self) -> Federation:
+        """Read the files, and draw clients."""
+        if len(set(self.cases)) < len(self.cases):
+            raise SettingError("Letters", "cases", list(self.cases), "should name each case once")
+        parts = fetch.load("letters", self.data_dir)
+        sources = []
+        for case in self.cases:
+            train, test = (_case(part, case, self.size) for part in parts)
+            sources += variants(train, test, CLASSES, self.rotations, 1, self.seed, case)
+        return federate("letters", sources, CLASSES, self)
+
+
+letters = dataset(Letters)
 
 
 def _case(pictures: fetch.Pictures, case: str, size: int | None) -> Images:

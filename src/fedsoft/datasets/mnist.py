@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from fedsoft.data.published import published
+from typing import ClassVar
+
+from fedsoft.data.dataset_settings import dataset
+from fedsoft.data.published import PublishedImages
+from fedsoft.settings import settings
 
 __all__ = ["mnist"]
 
-mnist = published("mnist", "Handwritten digits of MNIST, 28x28, ten classes")
+
+@settings
+class MNIST(PublishedImages):
+    """Handwritten digits of MNIST, 28x28, ten classes; every rotation and renaming of labels is a source."""
+
+    collection: ClassVar[str] = "mnist"
+
+
+mnist = dataset(MNIST)

@@ -10,30 +10,20 @@ from pydantic import Field
 
 from fedsoft.core.client_data import ClientData, DataShape
 from fedsoft.core.federation import Federation, Truth
-from fedsoft.core.partition import Partition, apportion, as_partition
+from fedsoft.core.partition import Partition, apportion
+from fedsoft.data.dataset_settings import dataset
 from fedsoft.data.memory_check import check_counts
+from fedsoft.data.partition_names import as_partition
 from fedsoft.seeds import generator
-from fedsoft.settings import checked
+from fedsoft.settings import settings
 
 __all__ = ["synthetic"]
 
 Count = Annotated[int, Field(ge=1)]
 
 
-@checked
-def synthetic(
-    partition: str | Partition = "10:90",
-    S: Count = 2,
-    clients: Count = 100,
-    points: tuple[Count, Count] = (100, 200),
-    dimension: Count = 10,
-    theta_variance: Annotated[float, Field(ge=0)] = 10.0,
-    noise: Annotated[float, Field(ge=0)] = 1.0,
-    held_out: Annotated[float, Field(ge=0)] = 0.25,
-    test_points: Count = 2000,
-    change: tuple[Count, Annotated[float, Field(ge=0, le=1)]] | None = None,
-    seed: int = 0,
-) -> Federation:
+@settings
+class Synthetic:
     """Linear regressions y = <x, theta_s> + noise, x standard normal, theta_s normal of the given variance.
 
     Arguments:
@@ -50,43 +40,62 @@ def synthetic(
             has as many other points, with its mixture in reverse order. Truth and held-out points are those at the end.
         seed: of all draws.
     """
-    check_counts(
-        "synthetic", clients=clients, points=points, held_out=held_out, sources=S, tests=test_points,
-        point=4 * (dimension + 1),
-    )  # fmt: skip
-    low, high = points
-    theta = generator(seed, "theta").standard_normal((S, dimension)) * np.sqrt(theta_variance)
-    mixture = as_partition(partition)(clients, S, generator(seed, "mixture"))
-    sizes = generator(seed, "sizes").integers(low, high + 1, clients)
 
-    def pool(label: str, counts: np.ndarray) -> tuple[ClientData, torch.Tensor]:
+    partition: str | Partition = "10:90"
+    S: Count = 2
+    clients: Count = 100
+    points: tuple[Count, Count] = (100, 200)
+    dimension: Count = 10
+    theta_variance: Annotated[float, Field(ge=0)] = 10.0
+    noise: Annotated[float, Field(ge=0)] = 1.0
+    held_out: Annotated[float, Field(ge=0)] = 0.25
+    test_points: Count = 2000
+    change: tuple[Count, Annotated[float, Field(ge=0, le=1)]] | None = None
+    seed: int = 0
+
+    def federation(self) -> Federation:
+        """Draw the sources, the clients and their points."""
+        N, S, seed = self.clients, self.S, self.seed
+        check_counts(
+            "synthetic", clients=N, points=self.points, held_out=self.held_out, sources=S, tests=self.test_points,
+            point=4 * (self.dimension + 1),
+        )  # fmt: skip
+        low, high = self.points
+        theta = generator(seed, "theta").standard_normal((S, self.dimension)) * np.sqrt(self.theta_variance)
+        mixture = as_partition(self.partition)(N, S, generator(seed, "mixture"))
+        sizes = generator(seed, "sizes").integers(low, high + 1, N)
+        before, at = None, 0
+        if self.change is not None:
+            at, share = self.change
+            before, _ = self._pool("points", apportion(mixture, sizes), theta)
+            turned = generator(seed, "changed").permutation(N)[: round(share * N)]
+            mixture[turned] = mixture[turned, ::-1]
+        train, train_sources = self._pool("points", apportion(mixture, sizes), theta)
+        extra = np.floor(sizes * self.held_out).astype(np.int64)
+        held, held_sources = self._pool("held-out", apportion(mixture, extra), theta)
+        tests, _ = self._pool("test", np.eye(S, dtype=np.int64) * self.test_points, theta)
+        truth = Truth(
+            mixture=torch.from_numpy(mixture),
+            train_sources=train_sources,
+            held_out_sources=held_sources,
+            tests=tuple(tests.client(s) for s in range(S)),
+            names=tuple(f"θ{s}" for s in range(S)),
+            noise_floor=self.noise**2,
+        )
+        shape, names = DataShape("regression", (self.dimension,), 1), tuple(map(str, range(N)))
+        return Federation(train, held, names, shape, truth, before=before, change_at=at)
+
+    def _pool(self, label: str, counts: np.ndarray, theta: np.ndarray) -> tuple[ClientData, torch.Tensor]:
         """Draw `counts[client, source]` points, for each client on its own."""
         data, origin = [], []
         for k, row in enumerate(counts):
-            rng = generator(seed, label, k)
-            source = np.repeat(np.arange(S), row)
-            x = rng.standard_normal((len(source), dimension))
-            y = np.einsum("nd,nd->n", x, theta[source]) + noise * rng.standard_normal(len(source))
+            rng = generator(self.seed, label, k)
+            source = np.repeat(np.arange(self.S), row)
+            x = rng.standard_normal((len(source), self.dimension))
+            y = np.einsum("nd,nd->n", x, theta[source]) + self.noise * rng.standard_normal(len(source))
             data.append((torch.from_numpy(x).float(), torch.from_numpy(y).float()))
             origin.append(source)
         return ClientData.concat(data), torch.from_numpy(np.concatenate(origin))
 
-    before, at = None, 0
-    if change is not None:
-        at = change[0]
-        before, _ = pool("points", apportion(mixture, sizes))
-        turned = generator(seed, "changed").permutation(clients)[: round(change[1] * clients)]
-        mixture[turned] = mixture[turned, ::-1]
-    train, train_sources = pool("points", apportion(mixture, sizes))
-    held, held_sources = pool("held-out", apportion(mixture, np.floor(sizes * held_out).astype(np.int64)))
-    tests, _ = pool("test", np.eye(S, dtype=np.int64) * test_points)
-    truth = Truth(
-        mixture=torch.from_numpy(mixture),
-        train_sources=train_sources,
-        held_out_sources=held_sources,
-        tests=tuple(tests.client(s) for s in range(S)),
-        names=tuple(f"θ{s}" for s in range(S)),
-        noise_floor=noise**2,
-    )
-    names = tuple(map(str, range(clients)))
-    return Federation(train, held, names, DataShape("regression", (dimension,), 1), truth, before=before, change_at=at)
+
+synthetic = dataset(Synthetic)

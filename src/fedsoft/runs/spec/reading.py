@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsoft import plugins
-from fedsoft.core.partition import parse_partition
+from fedsoft.data.partition_names import parse_partition
 from fedsoft.errors import InputError, SettingError, unknown
 from fedsoft.plugins import PARTS
 from fedsoft.runs.presets import preset_text, presets

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 
 from fedsoft import plugins
 from fedsoft.core.client_metrics import check_names
-from fedsoft.core.partition import parse_partition
+from fedsoft.data.partition_names import parse_partition
 from fedsoft.errors import InputError, MissingSetting, SettingError, unknown
 from fedsoft.plugins import PARTS
 from fedsoft.safety.conditions import Diverged
