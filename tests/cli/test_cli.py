@@ -233,10 +233,10 @@ def test_list(run: Any, kind: str) -> None:
         ),
         (
             ["run", "synthetic-10-90", "--keep", "0"],
-            "--keep 0 is not allowed: should be at least 1 (see 'fedsoft run --help')",
+            "--keep: 0 is not in the range x>=1 (see 'fedsoft run --help')",
         ),
-        (["run", "synthetic-10-90", "--seed", "x"], "--seed 'x' is not allowed: should be a whole number"),
-        (["adopt", "x", "--data", "y", "--level", "half"], "--level 'half' is not allowed: should be a number"),
+        (["run", "synthetic-10-90", "--seed", "x"], "--seed: 'x' is not a valid integer (see 'fedsoft run --help')"),
+        (["adopt", "x", "--data", "y", "--level", "half"], "--level: 'half' is not a valid float"),
         (["run", "synthetic-10-90", "--round", "3"], "unknown option '--round': did you mean '--rounds'?"),
         (["run"], "PRESET|FILE.toml is missing (see 'fedsoft run --help')"),
         (["adopt", "x"], "--data is missing (see 'fedsoft adopt --help')"),

@@ -13,9 +13,11 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from typer.core import TyperGroup
 
 from fedsoft.errors import FilesGone, InputError, unknown
 from fedsoft.escape import shown
@@ -27,7 +29,21 @@ if TYPE_CHECKING:
 
 # Torch takes two seconds to import: everything that needs it is imported by the command that does.
 
+
+class Commands(TyperGroup):
+    """A group of commands that suggests the nearest name in place of an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not (ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name)):
+            raise click.UsageError(str(unknown("command", name, self.commands)), ctx)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="fedsoft",
     help="Soft clustered federated learning: cluster models and personal models from mixed clients.",
     epilog="Example:  fedsoft run synthetic-10-90",

@@ -10,11 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.cli.common import JsonOption, app, err, out, print_json, say
+from fedsoft.cli.common import Commands, JsonOption, app, err, out, print_json, say
 from fedsoft.errors import InputError
 from fedsoft.storage.toml import toml
 
 data = typer.Typer(
+    cls=Commands,
     help="Find, download, check and look at the files of data sets.",
     epilog="Example:  fedsoft data ls",
     no_args_is_help=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated, NoReturn
 
@@ -14,8 +13,6 @@ from fedsoft.cli.common import app, err, out
 from fedsoft.errors import FedsoftError, unknown
 from fedsoft.escape import guard_terminal, shown
 from fedsoft.machine.resources import is_out_of_memory
-
-KINDS = {"integer": "a whole number", "float": "a number", "boolean": "true or false"}
 
 
 def _version(show_it: bool) -> None:
@@ -77,31 +74,15 @@ def _problem(error: click.ClickException, context: click.Context | None) -> str:
     if isinstance(error, click.NoSuchOption):
         options = [name for each in known.params for name in each.opts] if known is not None else error.possibilities
         return str(unknown("option", error.option_name, [name for name in options or () if name.startswith("-")]))
-    if isinstance(known, click.Group) and (named := re.match(r"No such command '(.*?)'", error.message)):
-        return str(unknown("command", named[1], known.commands))
     if isinstance(error, click.BadParameter) and error.param is not None:
         name = (
             error.param.opts[0] if error.param.param_type_name == "option" else error.param.make_metavar(_any(context))
         )
         if isinstance(error, click.MissingParameter):
             return f"{name} is missing"
-        return f"{name} {_value(error.message, error.param)}"
+        return f"{name}: {error.message.rstrip('.')}"
     text = error.format_message().rstrip(".")
     return text[:1].lower() + text[1:]
-
-
-def _value(message: str, param: click.Parameter) -> str:
-    if found := re.fullmatch(r"(.*) is not a valid (\w+)\.", message, re.DOTALL):
-        return f"{found[1]} is not allowed: should be {KINDS.get(found[2], found[2])}"
-    kind = param.type
-    if isinstance(kind, click.IntRange | click.FloatRange) and (
-        found := re.match(r"(\S+) is not in the range", message)
-    ):
-        bounds = [
-            f"at {word} {value:g}" for word, value in (("least", kind.min), ("most", kind.max)) if value is not None
-        ]
-        return f"{found[1]} is not allowed: should be {' and '.join(bounds)}"
-    return f"is not allowed: {message.rstrip('.')}"
 
 
 def _any(context: click.Context | None) -> click.Context:

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsoft.cli.common import (
+    Commands,
     JsonOption,
     OutOption,
     RoundsOption,
@@ -24,6 +25,7 @@ from fedsoft.cli.common import (
 )
 
 flower = typer.Typer(
+    cls=Commands,
     help="Run on a federation of Flower nodes: server and clients on machines of their own.",
     epilog="Example:  fedsoft flower up --nodes 4",
     no_args_is_help=True,

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from fedsoft.cli.common import (
+    Commands,
     JobsOption,
     JsonOption,
     OpenOption,
@@ -28,7 +29,9 @@ from fedsoft.cli.common import (
 )
 from fedsoft.errors import InputError, unknown
 
-paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper: every table and figure, published and ours.")
+paper = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Reproduce the paper: every table and figure, published and ours."
+)
 app.add_typer(paper, name="paper", epilog="Example:  fedsoft paper run table1-synthetic")
 
 

@@ -62,9 +62,9 @@ def read_csv(file: Path, form: CsvForm) -> Any:
     )
 
 
-def ragged(file: Path, problem: str, form: CsvForm) -> InputError | None:
-    """Return an error about the first line without a value for each column, if that is the problem."""
-    if file.suffix.lower() != ".csv" or "Expected" not in problem:
+def ragged(file: Path, form: CsvForm) -> InputError | None:
+    """Return an error about the first line of a CSV file without a value for each column, if there is one."""
+    if file.suffix.lower() != ".csv":
         return None
     try:
         columns = 0

@@ -93,18 +93,16 @@ def _retrieve(part: Download, folder: Path, name: str, progress: Progress | None
         return Path(pooch.retrieve(part.url, f"md5:{part.md5}", name, folder, downloader=by_position))
     except InputError:
         raise
-    except ValueError as error:
-        if "hash" not in str(error):
-            raise InputError(f"{part.url} cannot be downloaded ({_short(error)})") from None
-        raise InputError(
-            f"{part.url} has another checksum than was published (MD5 {part.md5}): the download is damaged "
-            "or the file was replaced, nothing was kept"
-        ) from None
-    except OSError as error:  # all that requests raises, and full disks
+    except OSError as error:  # all that requests raises, also about addresses, and full disks
         again = ", it goes on where it stopped" if kept.exists() else ""
         raise InputError(
             f"{part.url} cannot be downloaded ({_short(error)}): try again{again}, or get it by other means and put "
             f"{'its files' if part.inside else 'it'} into '{folder}'"
+        ) from None
+    except ValueError:  # pooch's only one
+        raise InputError(
+            f"{part.url} has another checksum than was published (MD5 {part.md5}): the download is damaged "
+            "or the file was replaced, nothing was kept"
         ) from None
 
 

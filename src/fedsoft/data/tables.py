@@ -42,7 +42,7 @@ class Table:
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError, LookupError) as error:  # ValueError: names that are not UTF-8
-            found = foreign(file, form) or ragged(file, str(error), form)
+            found = foreign(file, form) or ragged(file, form)
             raise found or bad(file, f"is damaged or not a {file.suffix} file ({error})") from None
         suspicious = len(rows.column_names) == 1 or any("binary" in str(field.type) for field in rows.schema)
         if suspicious and (found := foreign(file, form)):

@@ -50,7 +50,8 @@ def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
 
     with one_thread():
         if workers == 1 or len(items) < 2:
-            return [do(item) for item in items]
+            with torch.no_grad():
+                return list(map(work, items))
         pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="fedsoft")
         try:
             with submitting:

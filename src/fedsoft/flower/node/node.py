@@ -32,7 +32,7 @@ from fedsoft.flower.node.request_log import RequestLog, digest_of
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
-from fedsoft.machine.resources import memory_size
+from fedsoft.machine.resources import is_out_of_memory, memory_size
 from fedsoft.plugins import ConsentError
 from fedsoft.runs.spec import RunSpec
 from fedsoft.safety.conditions import Conditions, Diverged
@@ -43,7 +43,6 @@ from fedsoft.training.prepare import DTYPES
 
 FAILURE = 1.0  # what a job that failed costs of the privacy budget: as much as noise of 1
 EXPERIMENTS = 2  # held in memory at once; the others are on disk
-OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for that
 
 
 def log(text: str) -> None:
@@ -283,7 +282,7 @@ def _code(error: Exception) -> Refusal:
         return Refusal.NOT_ALLOWED
     if isinstance(error, DivergedError):
         return Refusal.DIVERGED
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+    if is_out_of_memory(error):
         return Refusal.MEMORY
     return Refusal.FAILED
 
