@@ -91,3 +91,10 @@ def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     for name in typer.main.get_command(app).commands:  # pyright: ignore[reportAttributeAccessIssue]
         assert f"fedsoft {name}" in text, name
+
+
+def test_documents_that_the_code_names_are_there() -> None:
+    texts = [path.read_text("utf-8") for end in ("py", "toml", "md") for path in (ROOT / "src").rglob(f"*.{end}")]
+    named = {name for text in texts for name in re.findall(r"docs/[a-z_]+\.md", text)}
+    assert "docs/flower.md" in named
+    assert {name for name in named if not (ROOT / name).is_file()} == set()

@@ -24,6 +24,15 @@ TWO = [
 APART = torch.tensor([[0.5, 0.0, 1.0], [0.0, -0.5, 0.5]]).double()
 
 
+def of_one_source(theta: Tensor, sources: Sequence[int], sizes: Sequence[int], noise: float) -> Pairs:
+    """Clients with points of one source each: y = <x, theta_s> + noise."""
+    rng, pairs = np.random.default_rng(0), []
+    for n, s in zip(sizes, sources, strict=True):
+        x = torch.from_numpy(rng.standard_normal((n, theta.shape[1])))
+        pairs.append((x, x @ theta[s] + noise * torch.from_numpy(rng.standard_normal(n))))
+    return pairs
+
+
 def chosen(seed: int, t: int, chances: Sequence[float], K: int, label: str = "select") -> list[int]:
     """K clients drawn in round t, each with its chance."""
     draws = [generator(seed, label, t, str(k)) for k in range(len(chances))]

@@ -9,7 +9,7 @@ import torch
 import fedsoft as fs
 from fedsoft.core.contract import State
 from fedsoft.errors import InputError
-from tests.algorithms.plain import drawn, groups, least_squares, of_source
+from tests.algorithms.plain import drawn, groups, least_squares, of_one_source, of_source
 from tests.helpers import Pairs, engine_for, federation, fitted, silent
 
 THETA = torch.tensor([[9.0, 1.0, 0.0], [-2.0, 9.0, 1.0], [0.0, -3.0, 9.0]]).double()
@@ -19,12 +19,7 @@ SIZES = [6 + k for k in range(len(SOURCES))]
 
 def clients(noise: float = 1.0) -> Pairs:
     """One source each, 6 to 13 points."""
-    rng = np.random.default_rng(0)
-    pairs = []
-    for n, s in zip(SIZES, SOURCES, strict=True):
-        x = torch.from_numpy(rng.standard_normal((n, 3)))
-        pairs.append((x, x @ THETA[s] + noise * torch.from_numpy(rng.standard_normal(n))))
-    return pairs
+    return of_one_source(THETA, SOURCES, SIZES, noise)
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 
 import fedsoft as fs
 from fedsoft.errors import InputError
-from tests.algorithms.plain import drawn, groups, least_squares, of_source
+from tests.algorithms.plain import drawn, groups, least_squares, of_one_source, of_source
 from tests.helpers import Pairs, fitted, silent
 
 # Three sources; without noise the exact solver finds them, so that updates and their distances are known.
@@ -19,12 +19,7 @@ SIZES = [5 + k for k in range(len(SOURCES))]
 
 def pure_clients(noise: float = 0.0) -> Pairs:
     """One source each, 5 to 12 points."""
-    rng = np.random.default_rng(0)
-    pairs = []
-    for n, s in zip(SIZES, SOURCES, strict=True):
-        x = torch.from_numpy(rng.standard_normal((n, 2)))
-        pairs.append((x, x @ THETA[s] + noise * torch.from_numpy(rng.standard_normal(n))))
-    return pairs
+    return of_one_source(THETA, SOURCES, SIZES, noise)
 
 
 # --- the phases -------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_check_tells_a_part_from_the_whole_and_from_other_bytes(home: Path, monk
     assert fetch.check("mnist", home).verdict == "readable, but fewer images than were published"
     small = replace(registry.collection("mnist"), counts=(20, 10))
     monkeypatch.setitem(registry.COLLECTIONS, "mnist", small)
-    assert "not the published bytes (packed anew, or changed): train-images" in fetch.check("mnist", home).verdict
+    assert "not the published bytes (repacked, or changed): train-images" in fetch.check("mnist", home).verdict
     right = tuple(replace(part, md5=md5(home / part.files[0])) for part in small.downloads)
     monkeypatch.setitem(registry.COLLECTIONS, "mnist", replace(small, downloads=right))
     assert fetch.check("mnist", home).verdict == "complete, checksums right"

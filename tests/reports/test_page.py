@@ -259,7 +259,7 @@ def test_csv_holds_numbers_in_full_and_names_as_they_are(word: str) -> None:
     files = csv(page(word))
     assert set(files) == {"numbers.csv", "lines.csv", "points.csv", "bars.csv", "runs-table.csv"}
     rows = list(csv_files.reader(io.StringIO(files["numbers.csv"], newline="")))
-    assert rows[0] == ["method", "error", "error, deviation", f"cost {word}", "runs"]
+    assert rows[0] == ["method", "error", "error, std", f"cost {word}", "runs"]
     assert rows[1] == [word, "10.0", "1.0", "3.0", f"{ONE.name} {TWO.name}"]
     assert rows[2] == ["b", "9.0", "", "", ONE.name]
     lines = list(csv_files.reader(io.StringIO(files["lines.csv"], newline="")))

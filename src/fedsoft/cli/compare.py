@@ -34,7 +34,7 @@ def compare(
     ],
     seeds: Annotated[str, typer.Option("--seeds", metavar="A..B", help="Seeds: 0..4 or 0,1,7.")] = "0..2",
     budget: Annotated[
-        str, typer.Option("--budget", help="What is the same for all: rounds, or the first one's client work or bytes.")
+        str, typer.Option("--budget", help="What all share: rounds, or client work or bytes of the first.")
     ] = "rounds",
     machine: PoolOptions,
     json_: JsonOption = False,

@@ -52,7 +52,7 @@ def up(
     nodes: Annotated[int, typer.Option("--nodes", help="How many nodes; each holds its share of a run's clients.")] = 4,
     folder: DirOption = HERE,
 ) -> None:
-    """Start a SuperLink and nodes on this machine, with TLS and node authentication, for trying."""
+    """Start a SuperLink and nodes on this machine, with TLS and node authentication, to try things out."""
     from fedsoft.flower.local_cluster.cluster import LocalCluster
 
     federation = LocalCluster(folder.absolute())
@@ -70,7 +70,7 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="The seed of all draws.")] = None,
     rounds: RoundsOption = None,
     out_dir: OutOption = Path("runs"),
-    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is saved already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is already saved.")] = False,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Run a preset or a TOML file on the federation. A stopped run is resumed. Terms: DIR/terms.toml."""
@@ -87,7 +87,7 @@ def run(
 
 @flower.command(epilog="Example:  fedsoft flower status")
 def status(folder: DirOption = HERE, json_: JsonOption = False) -> None:
-    """Show which processes of the federation run."""
+    """Show which processes of the federation are running."""
     from fedsoft.flower.local_cluster.cluster import LocalCluster
 
     federation = LocalCluster(folder.absolute())
@@ -107,7 +107,7 @@ def status(folder: DirOption = HERE, json_: JsonOption = False) -> None:
 
 @flower.command(epilog="Example:  fedsoft flower down")
 def down(folder: DirOption = HERE) -> None:
-    """End all processes of the federation. The clients' memory stays, so that runs can be resumed."""
+    """Stop all processes of the federation. Client state is kept, so that runs can be resumed."""
     from fedsoft.flower.local_cluster.cluster import LocalCluster
 
     federation = LocalCluster(folder.absolute())
@@ -125,7 +125,7 @@ def register(
     keys: Annotated[list[Path], typer.Argument(metavar="KEY.pub ...", help="Public keys of nodes.")],
     folder: DirOption = HERE,
 ) -> None:
-    """Let nodes with these keys in. Prints their fingerprints, which belong into the run's file."""
+    """Let nodes with these keys in. Prints their fingerprints, which belong in the run's file."""
     from fedsoft.flower.local_cluster import flwr
     from fedsoft.flower.local_cluster.files import ClusterFiles
 
@@ -138,7 +138,7 @@ NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The nod
 
 @flower.command(epilog="Example:  fedsoft flower worker node.toml")
 def worker(node: NodeArgument) -> None:
-    """Keep a node's model, data and memory loaded, and answer its SuperNode. Runs until it is ended."""
+    """Keep a node's model, data and client state loaded, and answer its SuperNode. Runs until it is stopped."""
     from fedsoft.flower.launcher import LAUNCH, NODE
     from fedsoft.flower.node.config import NodeConfig
 

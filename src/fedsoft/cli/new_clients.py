@@ -89,7 +89,9 @@ class SavedRun:
 class CurveOptions:
     """Whether to draw the learning curve of new clients, and how."""
 
-    curve: Annotated[bool, typer.Option("--curve", help="Also held-out error by the number of points.")] = False
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also the learning curve: held-out error by number of points.")
+    ] = False
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Draws of points for each point of the curve.")] = 10
 
 
@@ -98,7 +100,7 @@ class ServeOptions:
     """How to serve new clients."""
 
     how: Annotated[
-        str, typer.Option("--how", metavar="center|mixture|personal", help="The model that it is given.")
+        str, typer.Option("--how", metavar="center|mixture|personal", help="Which model a new client gets.")
     ] = "mixture"
     lam: Annotated[
         float | None, typer.Option("--lam", help="Pull of the personal solve; default: that of the run, or 1.")
@@ -212,7 +214,7 @@ def export(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", metavar="safetensors|onnx|torch", help="Weights; whole computation; weights and code."
+            "--format", metavar="safetensors|onnx|torch", help="Weights only; the whole computation; weights and code."
         ),
     ] = "safetensors",
     out_dir: Annotated[

@@ -101,7 +101,7 @@ def ls(
 def run(
     machine: PoolOptions, items: ItemsArgument = None, scale: ScaleOption = "fast", seeds: SeedsOption = None
 ) -> None:
-    """Run what the items need and is not saved already. Ctrl-C saves and stops; the same command resumes it."""
+    """Run what the items need and is not saved yet. Ctrl-C saves and stops; the same command resumes it."""
     from fedsoft.paper.run import carry_out, chosen
 
     with machine.pool("the paper") as pool:

@@ -48,11 +48,11 @@ def run(
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
     out_dir: OutOption = Path("runs"),
     keep: KeepOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is saved already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run again even if this run is already saved.")] = False,
     machine: MachineOptions,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Run a preset or a TOML file. A run that is saved already is shown, one that was stopped is resumed."""
+    """Run a preset or a TOML file. A run that is already saved is shown; one that was stopped is resumed."""
     if seed is not None and seeds is not None:
         raise InputError("--seed and --seeds cannot be given together")
     from fedsoft.runs.execute import place
@@ -82,7 +82,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Resume a run that was stopped. It ends in the same bits as one that was not.
 
-    A finished run whose saved state is damaged is repeated from the last state that is not.
+    A finished run whose saved state is damaged is repeated from its last intact state.
     """
     from fedsoft.runs.find import find_run
 

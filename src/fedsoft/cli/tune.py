@@ -31,7 +31,7 @@ def tune(
         str, typer.Option("--algorithms", "-a", metavar="A,B,...", help="Names; settings in brackets: ifca(S=3).")
     ],
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="A..B", help="Seeds that no table of results uses.")
+        str, typer.Option("--seeds", metavar="A..B", help="Seeds; use others than those of your results.")
     ] = "1000,1001",
     lr: Annotated[
         str | None,

@@ -31,7 +31,7 @@ def watch(new: State, old: State) -> tuple[State, list[int]]:
     quiet = int(old.extra["quiet"]) if known else 0
     away = (u - usual).abs().sum(1) / 2
     hard = bool(((u == 0) | (u == 1)).all())
-    if hard or not known or float(away.median()) > CALM:  # begin anew
+    if hard or not known or float(away.median()) > CALM:  # start over
         usual, unrest, quiet, changed = u, torch.zeros_like(away), 0, torch.zeros_like(away, dtype=torch.bool)
     else:
         quiet += 1

@@ -158,7 +158,7 @@ def _connect(session: Any, url: str, kept: Path, progress: Progress | None) -> N
 
 
 def _resumes(answer: Any, done: int) -> bool:
-    """Return whether the server sends the bytes from there on; many begin anew."""
+    """Return whether the server sends the bytes from there on; many start over."""
     return answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {done}-")
 
 

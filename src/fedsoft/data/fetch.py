@@ -75,7 +75,7 @@ class Report:
         if not self.complete:
             return f"readable, but fewer {self.unit} than were published"
         if wrong:
-            return f"complete, but not the published bytes (packed anew, or changed): {', '.join(wrong)}"
+            return f"complete, but not the published bytes (repacked, or changed): {', '.join(wrong)}"
         known = [right for right in self.checksums.values() if right]
         return "complete, checksums right" if known else "complete"
 

@@ -42,7 +42,7 @@ class Request(pydantic.BaseModel):
 
     @staticmethod
     def read(head: dict[str, Any]) -> Request:
-        """Read the head of a message; raises InputError for what is none."""
+        """Read the head of a message; raises InputError for anything else."""
         try:
             found = Request(**head)
         except pydantic.ValidationError as error:

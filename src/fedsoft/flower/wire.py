@@ -39,7 +39,7 @@ class WireMessage:
 
     @staticmethod
     def unpacked(head: str, body: bytes) -> WireMessage:
-        """Read a message; raises InputError for what is none."""
+        """Read a message; raises InputError for anything else."""
         if memory_needed(head.encode("utf-8", "replace")) > MOST_MEMORY:
             raise InputError("the head of a message would take too much memory")
         try:

@@ -78,7 +78,7 @@ def check_memory(what: str, size: float) -> None:
 
 
 def lacking(size: float) -> str | None:
-    """Return how much memory so many bytes are and how much is available; None where that is enough."""
+    """Return how much memory this many bytes are and how much is available; None where that is enough."""
     if size <= UNCHECKED or size <= (free := available()):
         return None
     return f"it needs about {_size(size)} of memory, and {_size(free)} are available"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
-from torch import nn
 
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.model import Builder
 from fedsoft.errors import SettingError
-from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
+from fedsoft.networks.convolutions import Layers, Width, fully_connected, halved, network, pooled
 from fedsoft.settings import checked
 
 __all__ = ["cifar_cnn"]
@@ -35,11 +34,7 @@ def cifar_cnn(
     pools = len(channels) // 2
 
     def layers(shape: DataShape) -> Layers:
-        made: Layers = []
-        before = shape.input[0]
-        for i, after in enumerate(channels):
-            made += [convolution(before, after, 3), nn.ReLU(), *([nn.MaxPool2d(2)] if i % 2 else [])]
-            before = after
-        return [*made, nn.Flatten(), *fully_connected([before * halved(shape, pools), *hidden, shape.outputs])]
+        head = fully_connected([channels[-1] * halved(shape, pools), *hidden, shape.outputs])
+        return pooled(shape, channels, 3, pool_after=2) + head
 
     return network("cifar_cnn", pools, layers)

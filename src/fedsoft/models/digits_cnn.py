@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.model import Builder
-from fedsoft.networks.convolutions import Layers, Width, convolution, fully_connected, halved, network
+from fedsoft.networks.convolutions import Layers, Width, fully_connected, halved, network, pooled
 from fedsoft.settings import checked
 
 __all__ = ["digits_cnn"]
@@ -22,14 +20,9 @@ def digits_cnn(channels: tuple[Width, Width] = (16, 32), hidden: Width = 64) -> 
         channels: of the two convolutions.
         hidden: units of the hidden layer.
     """
-    first, second = channels
 
     def layers(shape: DataShape) -> Layers:
-        return [
-            convolution(shape.input[0], first, 3), nn.ReLU(), nn.MaxPool2d(2),
-            convolution(first, second, 3), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(),
-            *fully_connected([second * halved(shape, 2), hidden, shape.outputs]),
-        ]  # fmt: skip
+        head = fully_connected([channels[-1] * halved(shape, 2), hidden, shape.outputs])
+        return pooled(shape, channels, 3) + head
 
     return network("digits_cnn", 2, layers)

@@ -7,7 +7,7 @@ from torch import nn
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.model import Builder, Model
 from fedsoft.errors import InputError
-from fedsoft.networks.convolutions import Layers, Width, convolution, halved, network
+from fedsoft.networks.convolutions import Layers, Width, halved, network, pooled
 from fedsoft.settings import checked
 
 __all__ = ["letters_cnn_paper"]
@@ -25,15 +25,11 @@ def letters_cnn_paper(channels: tuple[Width, Width] = (32, 64), hidden: Width = 
         channels: of the two convolutions.
         hidden: units of the hidden layer.
     """
-    first, second = channels
 
     def layers(shape: DataShape) -> Layers:
-        return [
-            convolution(shape.input[0], first, 5), nn.MaxPool2d(2),
-            convolution(first, second, 5), nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(second * halved(shape, 2), hidden), nn.Linear(hidden, shape.outputs), nn.ReLU(), nn.Softmax(-1),
-        ]  # fmt: skip
+        inputs = channels[-1] * halved(shape, 2)
+        head: Layers = [nn.Linear(inputs, hidden), nn.Linear(hidden, shape.outputs), nn.ReLU(), nn.Softmax(-1)]
+        return pooled(shape, channels, 5, relu=False) + head
 
     def build(shape: DataShape) -> Model:
         if shape.task != "classification":

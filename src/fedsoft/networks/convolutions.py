@@ -51,9 +51,13 @@ def halved(shape: DataShape, times: int) -> int:
     return (height >> times) * (width >> times)
 
 
-def convolution(before: int, after: int, kernel: int) -> nn.Module:
-    """Return a convolution that keeps the sides of an image."""
-    return nn.Conv2d(before, after, kernel, padding=kernel // 2)
+def pooled(shape: DataShape, channels: Sequence[int], kernel: int, *, relu: bool = True, pool_after: int = 1) -> Layers:
+    """Return convolutions, with a max-pool after every `pool_after` that halves the sides; flat at the end."""
+    layers: Layers = []
+    for number, (before, after) in enumerate(pairwise([shape.input[0], *channels]), start=1):
+        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), *([nn.ReLU()] if relu else [])]
+        layers += [] if number % pool_after else [nn.MaxPool2d(2)]
+    return [*layers, nn.Flatten()]
 
 
 def fully_connected(widths: Sequence[int]) -> Layers:

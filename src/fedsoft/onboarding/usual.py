@@ -81,7 +81,7 @@ class Usual:
         s2: noise variance for squared loss, else None.
         mean: of the losses of all points.
         guess: mean loss of the best constant prediction for these points; None where it is not known.
-        quantiles: for each of `COUNTS`, the quantiles of the mean loss of simulated clients with so many points, at
+        quantiles: for each of `COUNTS`, the quantiles of the mean loss of simulated clients with this many points, at
             evenly spaced levels. A simulated client is one of the run's clients with as many of its points, drawn with
             replacement.
     """

@@ -178,7 +178,7 @@ def load(
     Arguments:
         path: of the run, or the beginning of its name.
         device: `cpu` or `cuda`.
-        round: as it was after so many rounds, for those that were kept; default: as it was saved last.
+        round: as it was after this many rounds, for those that were kept; default: as it was saved last.
         data: whether to make or read the clients' points, too: True, or where their files are now if they were moved.
             They must be those that the run began with. Only scores of another round than the last need them.
         allow: code outside of fedsoft that the folder names and that may be imported, as `package.module:name`.
@@ -239,7 +239,7 @@ class _Saving:
 
     folder: RunFolder
     run: Run
-    keep: int | None  # the state of every so many rounds is kept
+    keep: int | None  # the state of every `keep` rounds is kept
     saved: int  # rounds in the saved state
     cost: float = 0.0  # seconds that saving took
     last: float = field(default_factory=time.perf_counter)

@@ -172,7 +172,7 @@ class RunFolder:
         except StoreError as error:
             older = [state.rounds for state in self._states()[0] if state.path != path]
             advice = (
-                f"'fedsoft resume {self.path}' goes on from an older state" if older else "run it anew with --again"
+                f"'fedsoft resume {self.path}' goes on from an older state" if older else "run it again with --again"
             )
             raise StoreError(f"{error}: the run cannot be resumed from it ({advice})") from None
 
@@ -215,7 +215,7 @@ class RunFolder:
             return Found(point, is_last, tuple(problems), said)
         if problems:
             first = next(iter(problems.values()))
-            raise StoreError(f"{first}, and no good state of an earlier round is kept: run it anew with --again")
+            raise StoreError(f"{first}, and no good state of an earlier round is kept: run it again with --again")
         if len(records) > 1:  # the first round is always saved
             raise StoreError(f"'{self.path / STATE}' is missing: the run cannot be resumed without it")
         return Found(None)

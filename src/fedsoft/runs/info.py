@@ -23,7 +23,7 @@ class RunInfo:
         format: of the folder.
         label, hash: of the run's spec.
         data: fingerprint of the data; about: how files were understood.
-        keep: the state of every so many rounds is kept.
+        keep: the state of every `keep` rounds is kept.
         created, python, platform, processor, command, packages: see `resources.environment`.
     """
 

@@ -27,7 +27,7 @@ class RunOptions(Execution):
 
     Arguments:
         data: where the files of the run are now, if not where they were when it began.
-        keep: keep the state of every so many rounds; default: as the run began.
+        keep: rounds between two states that are kept; default: as when the run began.
         say: called with what went wrong and was put right.
         should_stop: asked after every round, besides Ctrl-C and SIGTERM.
         signals: whether Ctrl-C and SIGTERM are ours to handle.

@@ -38,7 +38,7 @@ class Facts:
 
     @staticmethod
     def join(parts: Sequence[tuple[int, Facts]]) -> Facts:
-        """Of replies that follow each other, so many in each part."""
+        """Of replies that follow each other, this many in each part."""
         refused, begin = {}, 0
         for count, facts in parts:
             refused |= {begin + row: why for row, why in facts.refused.items()}
@@ -81,7 +81,7 @@ class Guards:
         self, reply: Mapping[str, Tensor], kinds: Mapping[str, Kind], n: Tensor | None = None,
         centers: int | None = None,
     ) -> Facts:  # fmt: skip
-        """Return what m replies tell about themselves; `n[m]` points each where that is known, and so many centers."""
+        """Return what m replies say of themselves, from `n[m]` points each and the number of centers, where known."""
         refused: dict[int, Refusal] = {}
 
         def refuse(bad: Tensor, text: str, reason: Reason = Reason.OUT_OF_RANGE) -> None:

@@ -144,7 +144,7 @@ class HiddenRows:
         return moved.to(old.dtype)
 
     def std(self, centers: int) -> float:
-        """Return the standard deviation of the noise on every coordinate of so many centers."""
+        """Return the standard deviation of the noise on every coordinate of this many centers."""
         return self.noise * 2 * self.clip * math.sqrt(centers) / self.members
 
 

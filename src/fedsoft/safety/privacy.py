@@ -148,7 +148,7 @@ class Privacy:
         return self.counts > 0 or self.clip > 0 or self.update_noise > 0
 
     def spent(self, released: Released, means: Means | None, clients: int) -> Spent:
-        """Return what can be stated after so many releases."""
+        """Return what can be stated after this many releases."""
         found = Spent(self.delta)
         if self.counts:
             each = gaussian_epsilon(self.counts, self.delta)
@@ -191,7 +191,7 @@ def _accountant() -> Any:
 
 @functools.cache
 def gaussian_epsilon(noise: float, delta: float, times: float = 1) -> float:
-    """Return epsilon of so many Gaussian mechanisms, `noise` being each std in units of its sensitivity.
+    """Return epsilon of this many Gaussian mechanisms, `noise` being each std in units of its sensitivity.
 
     Together they are exactly one of noise / sqrt(times), even when each depends on the results of the others.
     """
@@ -200,7 +200,7 @@ def gaussian_epsilon(noise: float, delta: float, times: float = 1) -> float:
 
 @functools.cache
 def centers_epsilon(noise: float, delta: float, times: int, means: Means, clients: int) -> float:
-    """Return epsilon of so many releases of centers.
+    """Return epsilon of this many releases of centers.
 
     Clients drawn uniformly without replacement gain from the sampling (Renyi accountant, replace-one). FedSoft draws by
     v_sk, which depends on the clients' data: nothing is gained from the draw, so the guarantee holds for a client that
@@ -219,7 +219,7 @@ def centers_epsilon(noise: float, delta: float, times: int, means: Means, client
 
 
 def noise_for(epsilon: float, delta: float, times: int) -> float:
-    """Return the noise, in units of the sensitivity, for which so many Gaussian mechanisms have this epsilon."""
+    """Return the noise, in units of the sensitivity, for which this many Gaussian mechanisms have this epsilon."""
     if not epsilon > 0 or not 0 < delta < 1 or times < 1:
         raise InputError(f"epsilon = {epsilon}, delta = {delta}, times = {times}: should be above 0, below 1, above 0")
     return float(_accountant().get_sigma_gaussian(epsilon, delta)) * math.sqrt(times)

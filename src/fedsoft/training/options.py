@@ -50,8 +50,8 @@ class FitOptions(Execution):
         backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
             `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         metrics: what to score by, beside the loss's own metric: names, or functions (y, prediction) -> number by name;
-            see docs/metrics.md.
-        score_every: score the centers on the test sets after every so many rounds only: it may cost more than training.
+            see docs/runs.md.
+        score_every: rounds between two scores of the centers on the test sets, which may cost more than training.
     """
 
     dtype: Literal["float32", "float64"] = "float32"

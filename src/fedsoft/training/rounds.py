@@ -31,7 +31,7 @@ FIELDS = ("selected", "answered", "phase", "dropped", "late")  # notes of algori
 
 @dataclass(frozen=True)
 class Limit:
-    """When a run ends: after so many rounds, or before it spends more client work or bytes than allowed."""
+    """When a run ends: after this many rounds, or before it spends more client work or bytes than allowed."""
 
     rounds: int
     work: int | None = None  # gradient evaluations, summed over clients
@@ -118,7 +118,7 @@ def _scored(engine: Engine, federation: Federation, state: State, fractions: Ten
 
 
 def _grown(engine: Engine, history: Sequence[RoundRecord], record: RoundRecord) -> None:
-    """Complain when the error of a center has grown beyond all measure: it diverges, though its numbers are finite."""
+    """Raise when the error of a center has grown beyond all bounds: it diverges, though its numbers are finite."""
     first = next((errors for errors in map(_errors, history) if errors), [])
     if engine.model.metric.higher_is_better or not first or not max(first) > 0:
         return

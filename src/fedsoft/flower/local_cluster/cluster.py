@@ -43,7 +43,7 @@ class LocalCluster(ClusterFiles):
         return (own is not None and not own.alive) or self._connect() == errno.ECONNREFUSED
 
     def create(self, nodes: int) -> None:
-        """Write what is missing in the folder of a federation of so many nodes."""
+        """Write what is missing in the folder of a federation of this many nodes."""
         if nodes < 1:
             raise InputError(f"--nodes {nodes} is not allowed: should be at least 1")
         known = self.settings if (self.folder / "federation.json").exists() else None

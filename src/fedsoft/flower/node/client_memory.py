@@ -138,7 +138,7 @@ class ClientMemory:
         return new
 
     def _check_quota(self, more: int) -> None:
-        """Refuse to write so many bytes where the quota has no room for them."""
+        """Refuse to write this many bytes where the quota has no room for them."""
         if self.quota is None:
             return
         used = sum(file.stat().st_size for file in self.folder.parent.rglob("*") if file.is_file())

@@ -42,7 +42,6 @@ from fedsoft.settings import renamed, settings
 from fedsoft.storage.files import read_text
 from fedsoft.storage.toml import toml
 
-FULL = ("algorithm", "solver", "model")  # parts that a server has to describe
 LONGEST_SOCKET = 100  # the system allows a few more
 
 

@@ -124,7 +124,7 @@ class Deadline:
 
 
 def limit_memory(more: int) -> None:
-    """Limit this process to so many bytes more than it has now; beyond them allocations raise MemoryError."""
+    """Limit this process to this many bytes more than it has now; beyond them allocations raise MemoryError."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # not on every system
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = psutil.Process().memory_info().data + more

@@ -93,7 +93,7 @@ class Exchange:
                 yield node, *self._opened(node, answer, groups[node], right)
 
     def _opened(self, node: int, answer: Packed, clients: list[str], right: Expectation) -> tuple[Rows | str, Cost]:
-        """Return a reply as rows, or why it is none, and its cost."""
+        """Return a reply as rows, or why it is refused, and its cost."""
         reply = open_reply(answer, len(clients), SMALL + right.row_bytes * len(clients))
         if isinstance(reply, str):
             return reply, Cost()

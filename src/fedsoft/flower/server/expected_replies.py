@@ -48,7 +48,7 @@ class Expectation:
         return sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for _, dtype, shape in self.forms)
 
     def allows(self, gradients: int, evaluations: int, points: int) -> bool:
-        """Whether clients with so many points in total can have spent that."""
+        """Whether clients with this many points in total can have spent that."""
         return (
             gradients <= SLACK * self.gradients * points + POINTS
             and evaluations <= SLACK * self.evaluations * points + POINTS

@@ -22,7 +22,7 @@ from fedsoft.storage.files import LONGEST_TEXT, read_bytes
 
 
 def fingerprint(key: bytes) -> str:
-    """Return the fingerprint of a public key, as OpenSSH or Flower writes it; empty for what is none."""
+    """Return the fingerprint of a public key, as OpenSSH or Flower writes it; empty for anything else."""
     try:
         found = load_pem_public_key(key) if key.lstrip().startswith(b"-----") else load_ssh_public_key(key)
         blob = base64.b64decode(found.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])

@@ -21,7 +21,7 @@ HEAD, FOR_EACH = 4096, 2048  # characters that the head of a reply may have, and
 
 
 def open_reply(packed: Packed, clients: int, body: int) -> WireMessage | str:
-    """Return the reply for so many clients, or why there is none. What is longer than it can be is not parsed."""
+    """Return the reply for this many clients, or why there is none. What is longer than it can be is not parsed."""
     if len(packed[0]) > HEAD + FOR_EACH * clients or len(packed[1]) > body:
         return f"its answer is far too long: {len(packed[0]) + len(packed[1])} bytes"
     try:

@@ -80,7 +80,7 @@ class FedSoftStrategy(Strategy):
     Arguments:
         seed: of the draws; see `selection.select`.
         timeout: seconds for the query of importance weights.
-        points: a client that claims more than so many times the median number of points is left out; 0 for any.
+        points: a client that claims more than this many times the median number of points is left out; 0 for any.
         settings: of `FedSoft`: S, K, lam, tau, sigma, replacement.
     """
 

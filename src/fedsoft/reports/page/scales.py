@@ -31,7 +31,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int) -> list[float]:
-        """Round values inside, `about` so many."""
+        """Round values inside, about `about` of them."""
         return log_ticks(self.low, self.high) if self.log else even_ticks(self.low, self.high, about)
 
 

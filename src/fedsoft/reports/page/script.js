@@ -215,7 +215,7 @@
   const csv = (table) => {
     const quote = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     const spread = all("thead th", table).map((_, i) => all(`tbody tr, tfoot tr`, table).some((row) => row.cells[i].dataset.d));
-    const heads = all("thead th", table).flatMap((head, i) => spread[i] ? [head.textContent, `${head.textContent}, deviation`] : [head.textContent]);
+    const heads = all("thead th", table).flatMap((head, i) => spread[i] ? [head.textContent, `${head.textContent}, std`] : [head.textContent]);
     const lines = all("tbody tr, tfoot tr", table).map((row) => [...row.cells].flatMap((cell, i) =>
       spread[i] ? [cell.dataset.v ?? cell.textContent, cell.dataset.d ?? ""] : [cell.dataset.v ?? cell.textContent]));
     return [heads, ...lines].map((line) => line.map(quote).join(",") + "\n").join("");

@@ -70,7 +70,7 @@ def _csv(table: Table) -> str:
     traced = any(cell.runs for row in table.rows for cell in row)
     heads: list[str | float] = []
     for column, deviates in zip(table.columns, deviating, strict=True):
-        heads += [column.title, f"{column.title}, deviation"] if deviates else [column.title]
+        heads += [column.title, f"{column.title}, std"] if deviates else [column.title]
     lines = [heads + ["runs"] * traced]
     for row in table.rows:
         line: list[str | float] = []
