@@ -89,7 +89,7 @@ def attack(kind: str, seed: int, policy: Mapping[str, Any]) -> tuple[float | str
                 found = None if sums is None else sums[0] - sums[1]
         except SaysNo as no:
             return str(no), here.questions
-        return "nothing told" if found is None else point_in(found, here.x), here.questions
+        return "nothing sent" if found is None else point_in(found, here.x), here.questions
 
 
 ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,7 +2,7 @@
 
 Run as a program, this is a warm process that carries a small run out in children of its own, one for each operation
 that changes the disk. The child is killed right before the operation, or in the middle of it, or is told that the disk
-is full or read-only from there on. What the child left is then taken up without faults and compared.
+is full or read-only from there on. What the child left is then resumed without faults and compared.
 
     python -m tests.faults ROOT KIND...      prints one line of JSON for each fault
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_the_contract(name: str) -> None:
     made = algorithm(name)
     assert isinstance(made, Algorithm)
     assert type(made).__name__.lower() == name
-    with pytest.raises(Exception, match=r"cannot assign|frozen"):
+    with pytest.raises(FrozenInstanceError):
         setattr(made, fields(made)[0].name if fields(made) else "x", 1)  # pyright: ignore[reportArgumentType]
 
 

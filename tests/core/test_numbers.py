@@ -151,7 +151,7 @@ def test_growth_beyond_all_measure_is_divergence_though_all_is_finite(tmp_path: 
     assert point is not None  # the last good state is kept
     assert bool(torch.isfinite(point.state.centers).all())
     assert 1 <= point.rounds <= int(str(told.value).partition("after round ")[2].partition(",")[0])
-    with pytest.raises(fs.DivergedError, match="the error of center 0"):  # and says the same when taken up
+    with pytest.raises(fs.DivergedError, match="the error of center 0"):  # and says the same when resumed
         resume(folder, RunOptions())
 
 

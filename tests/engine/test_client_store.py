@@ -32,53 +32,53 @@ def values(count: int = 7, seed: int = 0) -> dict[str, Tensor]:
 
 
 def filled(size: int, count: int = 7, folder: Path | None = None) -> ClientStore:
-    vault = ClientStore(count, Budget(size), folder=folder)
-    vault.put(np.arange(count), values(count))
-    return vault
+    store = ClientStore(count, Budget(size), folder=folder)
+    store.put(np.arange(count), values(count))
+    return store
 
 
 @both
 def test_it_gives_back_what_was_put_there(size: int) -> None:
-    vault, expected = filled(size), values()
-    assert list(vault) == ["w", "steps", "known"]
-    assert (vault.scratch is None) == (size == RAM)
+    store, expected = filled(size), values()
+    assert list(store) == ["w", "steps", "known"]
+    assert (store.scratch is None) == (size == RAM)
     for name, value in expected.items():
-        assert torch.equal(vault[name], value)
-        assert vault[name].dtype == value.dtype
+        assert torch.equal(store[name], value)
+        assert store[name].dtype == value.dtype
     rows = np.array([0, 1, 4, 6])
-    for name, value in vault.take(rows).items():
+    for name, value in store.take(rows).items():
         assert torch.equal(value, expected[name][rows])
-    assert list(vault.take(rows, ["steps"])) == ["steps"]
-    assert vault.take(rows[:0])["w"].shape == (0, 2, 3)
+    assert list(store.take(rows, ["steps"])) == ["steps"]
+    assert store.take(rows[:0])["w"].shape == (0, 2, 3)
 
 
 @both
 @given(st.lists(st.tuples(st.sets(st.integers(0, 6), min_size=1), st.integers(1, 99)), max_size=8))
 def test_rows_change_as_those_of_a_tensor_do(size: int, changes: list[tuple[set[int], int]]) -> None:
-    vault, plain = filled(size), values()["w"]
+    store, plain = filled(size), values()["w"]
     for chosen, seed in changes:
         rows = np.array(sorted(chosen))
         new = values(len(rows), seed)["w"]
-        vault.put(rows, {"w": new})
+        store.put(rows, {"w": new})
         plain[rows] = new
-        assert torch.equal(vault.take(rows, ["w"])["w"], new)
-    assert torch.equal(vault["w"], plain)
-    assert torch.equal(vault["steps"], values()["steps"])
+        assert torch.equal(store.take(rows, ["w"])["w"], new)
+    assert torch.equal(store["w"], plain)
+    assert torch.equal(store["steps"], values()["steps"])
 
 
 @both
 def test_what_was_taken_is_a_copy(size: int) -> None:
-    vault = filled(size)
-    vault.take(np.array([0]))["w"].zero_()
-    assert torch.equal(vault["w"], values()["w"])
+    store = filled(size)
+    store.take(np.array([0]))["w"].zero_()
+    assert torch.equal(store["w"], values()["w"])
 
 
 def test_short_entries_stay_in_memory_first() -> None:
-    vault = filled(7 * 8 + 7)
-    assert set(vault.held) == {"known", "steps"}
-    assert vault.scratch is not None
-    assert set(vault.scratch.places) == {"w"}
-    assert torch.equal(vault["w"], values()["w"])
+    store = filled(7 * 8 + 7)
+    assert set(store.held) == {"known", "steps"}
+    assert store.scratch is not None
+    assert set(store.scratch.places) == {"w"}
+    assert torch.equal(store["w"], values()["w"])
 
 
 def test_memory_is_free_again_when_a_vault_is_gone() -> None:
@@ -131,46 +131,46 @@ def test_a_weighted_sum_has_the_same_bits_in_memory_and_on_disk(monkeypatch: pyt
     w, weights = torch.from_numpy(rng.standard_normal((61, 100))).float(), torch.from_numpy(rng.random((3, 61)))
     sums = []
     for size in (RAM, DISK):
-        vault = ClientStore(61, Budget(size))
-        vault.put(np.arange(61), {"w": w})
-        sums.append(vault.column("w").weighted(weights))
+        store = ClientStore(61, Budget(size))
+        store.put(np.arange(61), {"w": w})
+        sums.append(store.column("w").weighted(weights))
     assert torch.equal(*sums)
 
 
 @both
 def test_all_clients_have_the_same_entries(size: int) -> None:
-    vault = filled(size)
+    store = filled(size)
     for bad in ({"w": torch.zeros(1, 2, 4)}, {"w": torch.zeros(1, 2, 3).double()}, {"new": torch.zeros(1)}):
         with pytest.raises(InputError, match="should be the same for all"):
-            vault.put(np.array([0]), bad)
-    assert torch.equal(vault["w"], values()["w"])
+            store.put(np.array([0]), bad)
+    assert torch.equal(store["w"], values()["w"])
 
 
 @both
 def test_many_threads_may_use_it_at_once(size: int) -> None:
-    vault = ClientStore(400, Budget(size))
+    store = ClientStore(400, Budget(size))
 
     def work(k: int) -> None:
         for rows in np.split(np.arange(k, 400, 4), 10):
-            vault.put(rows, {"w": torch.from_numpy(rows).repeat(50, 1).T.contiguous()})
-            assert torch.equal(vault.take(rows)["w"][:, 7], torch.from_numpy(rows))
+            store.put(rows, {"w": torch.from_numpy(rows).repeat(50, 1).T.contiguous()})
+            assert torch.equal(store.take(rows)["w"][:, 7], torch.from_numpy(rows))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert torch.equal(vault["w"], torch.arange(400).repeat(50, 1).T)
+    assert torch.equal(store["w"], torch.arange(400).repeat(50, 1).T)
 
 
 def test_the_scratch_file_has_no_name_and_goes_with_the_vault(tmp_path: Path) -> None:
-    vault = filled(DISK, folder=tmp_path)
-    assert vault.scratch is not None
-    handle = vault.scratch.handle
+    store = filled(DISK, folder=tmp_path)
+    assert store.scratch is not None
+    handle = store.scratch.handle
     assert os.fstat(handle).st_nlink == 0
     assert os.fstat(handle).st_size > 0
     assert not list(tmp_path.iterdir())
-    del vault
+    del store
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(handle)

@@ -32,7 +32,7 @@ class Fragile(LocalEngine):
     """Loses all its clients in some rounds, once each time that is said, as a worker on another machine may."""
 
     losses: list[int]
-    mended = 0
+    restarted = 0
 
     def round_notes(self) -> dict[str, Any]:
         if self.t in self.losses:
@@ -42,7 +42,7 @@ class Fragile(LocalEngine):
         return super().round_notes()
 
     def restart_workers(self) -> None:
-        self.mended += 1
+        self.restarted += 1
 
 
 def fragile(*losses: int) -> engines.Factory:
@@ -99,7 +99,7 @@ def test_fit_goes_on_after_a_loss_to_the_same_bits_and_tells_each_round_once() -
     run = fitted(engine=fragile(1, 3, 3), on_round=lambda record: told.append(record.round))
     plain = fitted()
     assert isinstance(run.engine, Fragile)
-    assert run.engine.mended == 3
+    assert run.engine.restarted == 3
     assert told == [1, 2, 3, 4]
     assert torch.equal(run.state.centers, plain.state.centers)
     assert torch.equal(run.engine.client_states["w"], plain.engine.client_states["w"])

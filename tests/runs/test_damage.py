@@ -225,7 +225,7 @@ def test_resume_says_what_was_damaged(copy: RunFolder) -> None:
     assert "going on from round 4, the last good one" in said
 
 
-def test_a_finished_run_whose_state_is_damaged_is_refused_by_readers_and_mended_by_resume(
+def test_a_finished_run_whose_state_is_damaged_is_refused_by_readers_and_repaired_by_resume(
     whole: RunFolder, tmp_path: Path
 ) -> None:
     folder = RunFolder(Path(shutil.copytree(whole.path, tmp_path / "run")))

@@ -84,7 +84,7 @@ def test_equal_models_stay_as_they_are(rule: Aggregator) -> None:
 
 @every_rule
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(8, 20), far=st.floats(1e2, 1e9))
-def test_a_fifth_of_liars_cannot_move_a_center_out_of_the_honest_ones(
+def test_a_fifth_of_malicious_clients_cannot_move_a_center_out_of_the_honest_ones(
     rule: Aggregator, seed: int, m: int, far: float
 ) -> None:
     draw = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def test_a_rule_undoes_most_of_an_attack(attack: object) -> None:
     assert guarded < 1.3 * honest
 
 
-def test_liars_are_the_same_for_all_and_as_many_as_told() -> None:
+def test_malicious_clients_are_the_same_for_all_and_as_many_as_asked_for() -> None:
     names = [str(k) for k in range(50)]
     found = malicious_clients(names, 0.2, seed=3)
     assert len(found) == 10
@@ -184,7 +184,7 @@ def test_flipped_labels_are_learned_and_nobody_else_changes() -> None:
         assert torch.equal(new, 9 - old if k == 3 else old)
 
 
-def test_liars_keep_their_own_memory_honest() -> None:
+def test_malicious_clients_keep_their_own_state_honest() -> None:
     fed = fs.datasets.synthetic(clients=10, points=(10, 20), seed=0)
     runs = [
         trained(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=1, solver=fs.SGD(epochs=1), **options)

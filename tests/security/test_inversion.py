@@ -93,7 +93,7 @@ def test_one_point_comes_through_weak_noise_when_asked_often_and_a_budget_ends_t
         ("a client of 1 point; points = 1", None),
         ("a client of 1 point; points = 10", "too-few-points"),
         ("1 of 40 points alone at a center; points = 1", None),
-        ("1 of 40 points alone at a center; points = 10", "nothing told"),
+        ("1 of 40 points alone at a center; points = 10", "nothing sent"),
         ("two sums that differ by 1 of 40 points; points = 10", None),
         ("the same; algorithms as they are by default", "not-allowed"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from pathlib import Path
 import pytest
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 from flwr.supernode.runtime import run_clientapp
+from typer.testing import CliRunner
 
+from fedsoft.cli import app
 from fedsoft.errors import FedsoftError
 from fedsoft.flower.launcher import NODE
 from fedsoft.flower.local_cluster.cluster import LocalCluster
 from fedsoft.flower.local_cluster.flwr import supernode_line
 from fedsoft.flower.node import app_guard
-from tests.flower.places import spec
-from tests.flower.processes import Submitted
 
 TRAP = """
 from pathlib import Path
@@ -71,14 +72,21 @@ def test_without_its_launcher_the_command_is_ours_too(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
+def flower(*words: str) -> str:
+    """What a command prints."""
+    done = CliRunner().invoke(app, ["flower", *words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[LocalCluster]:
-    federation = LocalCluster(tmp_path / "f")
+    place = ("--dir", str(tmp_path / "f"))
     try:
-        federation.up(1)
-        yield federation
+        flower("up", "--nodes", "1", *place)
+        yield LocalCluster(tmp_path / "f")
     finally:
-        federation.down()
+        flower("down", *place)
 
 
 @pytest.mark.slow
@@ -86,11 +94,15 @@ def federation(tmp_path: Path) -> Iterator[LocalCluster]:
 @pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_a_shipped_app_that_writes_a_file_writes_none(federation: LocalCluster, tmp_path: Path) -> None:
-    """Real processes. The same trap in the server's part springs, so this one would have."""
+    """Real processes, by the commands that a user types. The same trap in the server's part springs."""
     for part in ("client", "server"):
         path = federation.app / "fedsoft_app" / f"{part}.py"
         path.write_text(path.read_text("utf-8") + TRAP.format(mark=str(tmp_path / f"{part}-sprung")), "utf-8")
-    folder = Submitted(federation, spec(rounds=1), tmp_path / "runs" / "run").finished()
-    assert len(folder.records()) == 1
+    place, small = ("--dir", str(tmp_path / "f")), ("--set", "dataset.clients=3", "--set", "K=2")
+    states = json.loads(flower("status", "--json", *place))["processes"]
+    assert states
+    assert set(states.values()) == {"runs"}
+    shown = flower("run", "synthetic-10-90", "--rounds", "1", "--out", str(tmp_path / "runs"), "--json", *small, *place)
+    assert json.loads(shown)["runs"][0]["state"] == "finished"
     assert (tmp_path / "server-sprung").exists()
     assert not (tmp_path / "client-sprung").exists()

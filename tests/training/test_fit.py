@@ -317,7 +317,9 @@ def test_inputs_and_targets_of_different_precision_are_taken() -> None:
     rng = np.random.default_rng(0)
     for width in (3, 60):
         pairs = [(rng.standard_normal((9, width)).astype(np.float32), rng.standard_normal(9)) for _ in range(2)]
-        fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(pairs), fs.models.linear(), rounds=1)
+        run = fs.fit(fs.FedSoft(S=2), fs.Federation.from_clients(pairs), fs.models.linear(), rounds=1)
+        assert run.state.centers.dtype == torch.float32
+        assert bool(run.state.centers.isfinite().all())
 
 
 @pytest.mark.parametrize("memory", ["1G", 0])

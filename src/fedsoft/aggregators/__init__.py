@@ -1,4 +1,7 @@
-"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
+"""Robust averages that take the place of the mean of clients' models.
+
+One file each, found by its name: a new file needs no other change (see `fedsoft.plugins`).
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
+"""Federated algorithms: what server and clients do in a round.
+
+One file each, found by its name: a new file needs no other change (see `fedsoft.plugins`).
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""One file each, found by name: a new file needs no other change (see `fedsoft.plugins`)."""
+"""What malicious clients send, to try how much harm they do.
+
+One file each, found by its name: a new file needs no other change (see `fedsoft.plugins`).
+"""
 
 from typing import Any
 

@@ -115,7 +115,7 @@ def down(folder: DirOption = HERE) -> None:
     ended = federation.down()
     out.print(f"ended {', '.join(ended)}" if ended else "no process was running", markup=False, highlight=False)
     out.print(
-        f"keys, certificates and the clients' memory stay in '{folder}'; delete it to remove them",
+        f"keys, certificates and client state stay in '{folder}'; delete it to remove them",
         markup=False, highlight=False,
     )  # fmt: skip
 

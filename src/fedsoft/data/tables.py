@@ -33,7 +33,6 @@ class Table:
 
     @staticmethod
     def read(file: Path, form: CsvForm = USUAL) -> Table:
-        """Read a file."""
         import pyarrow as pa
 
         try:

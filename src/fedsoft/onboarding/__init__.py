@@ -1,1 +1,1 @@
-"""People who come after training."""
+"""Clients that join after training: their mixture, a model, and whether any center fits them."""

@@ -1,4 +1,7 @@
-"""One file each: a new one is found by its name, nothing else needs to change (see `fedsoft.plugins`)."""
+"""How sources are mixed at clients.
+
+One file each, found by its name: a new file needs no other change (see `fedsoft.plugins`).
+"""
 
 from typing import Any
 

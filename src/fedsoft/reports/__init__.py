@@ -1,1 +1,1 @@
-"""Tables and figures. They read what was stored, never a run in memory. Only this package draws."""
+"""Tables in the terminal, figures and web pages. They read stored runs, never one in memory. Only this room draws."""

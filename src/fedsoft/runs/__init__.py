@@ -1,1 +1,1 @@
-"""Runs on disk: as text, as a folder, carried out and resumed."""
+"""Runs on disk: the spec as text, the folder with its log and checkpoints; started, resumed, found and loaded again."""

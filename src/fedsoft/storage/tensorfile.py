@@ -209,8 +209,6 @@ def in_blocks(tensors: Mapping[str, Tensor]) -> Blocks:
 
 
 class _InMemory:
-    """Tensors in memory."""
-
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
         self.forms = {name: Form.of(tensor) for name, tensor in tensors.items()}

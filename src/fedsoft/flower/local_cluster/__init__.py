@@ -1,1 +1,1 @@
-"""A whole federation on this machine, for trying: SuperLink and nodes on loopback, with TLS and node authentication."""
+"""A whole federation on this machine to try things out: SuperLink and nodes on loopback, with TLS and node keys."""

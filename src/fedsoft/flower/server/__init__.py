@@ -1,1 +1,1 @@
-"""The server's side of a federation on Flower."""
+"""The server's side of a federation on Flower: its nodes, what is asked of them, and which replies are accepted."""

@@ -87,7 +87,6 @@ class ReplyValidator:
 
 
 def _difference(found: Forms, right: Forms) -> str:
-    """Return the first difference."""
     names, expected = {form[0]: form for form in found}, {form[0]: form for form in right}
     if names.keys() != expected.keys():
         return f"it holds {sorted(names)}, should hold {sorted(expected)}"
