@@ -43,6 +43,8 @@ __all__ = ["FedRoute"]
 
 SETTLE = 5  # rounds between two checks for twins
 SHARE = 0.3  # of the clients take part in the trial
+UNKNOWN = 0.0  # the scale s2 of the noise before the first routed round
+FIXED = 0.5  # the scale of losses that are log-likelihoods themselves: exp(-l) as it is
 
 
 class Phase(enum.IntEnum):
@@ -142,7 +144,7 @@ class FedRoute(Starts, Algorithm):
         phase = Phase.HARD if self.S == 1 else Phase.TRIAL if self.trial else Phase.ROUTED
         phase = Phase.ROUTED if linear else phase
         extra = {
-            "s2": c.new_tensor(0.0 if site.model.loss is squared_loss else 0.5),  # 0: not known yet, 1/2: as it is
+            "s2": c.new_tensor(UNKNOWN if site.model.loss is squared_loss else FIXED),
             "linear": torch.tensor(linear), "phase": torch.tensor(phase), "tried": c.clone(),
             "trial_left": torch.tensor(self.trial), "ties_left": torch.tensor(self.ties),
         }  # fmt: skip
@@ -212,7 +214,7 @@ class FedRoute(Starts, Algorithm):
             given, total = answer["n"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
             new = torch.where(given > 0, total / given.clamp(min=1), c.double())
         loss = notes["routed_loss"] = mean_over_points(ask, answer, "loss")
-        if float(s2) != 0.5:
+        if float(s2) != FIXED:
             s2 = c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
         state = state.update(u=answer.update("u", state.u), extra={"s2": s2})
         if trial:
