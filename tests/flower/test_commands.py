@@ -137,7 +137,7 @@ def test_status_and_down_without_processes(tmp_path: Path) -> None:
     assert "no process runs: start them with  fedsoft flower up --nodes 2" in done.output
     done = CliRunner().invoke(app, ["flower", "down", "--dir", str(tmp_path)])
     assert "no process was running" in done.output
-    assert "the clients' memory stay" in done.output
+    assert "client state stay" in done.output
 
 
 @pytest.mark.parametrize(
