@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.importance_weights import one_hot
-from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved, squares
+from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved, squares
 from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.batches import Prox
@@ -153,9 +153,9 @@ class FedPrior(Algorithm):
         each = torch.eye(self.S, dtype=torch.float64, device=unit.device).repeat(len(site), 1)
         strength = (unit / site.data.sizes).repeat_interleave(self.S)
         w = site.solve_each(mine["w"], prox=_as(site.dtype, prior.pull(each, strength)))
-        loss, curvature = _laplace(site, w, unit, diagonal=prior.diagonal)
-        r = prior.log_evidence(w.double(), loss, curvature).softmax(1)
-        reply = {"r": r} | _statistics(prior, w.double(), curvature, r) | _errors(site, prior, loss, curvature, r, unit)
+        loss, posterior = _laplace(site, prior, w, unit)
+        r = (prior.shares.log() + posterior.log_evidence - loss).softmax(1)
+        reply = {"r": r} | _statistics(prior, posterior, r) | _errors(site, prior, posterior, r, loss * unit[:, None])
         reply = {name: value.to(site.dtype) for name, value in reply.items()}
         return mine | {"w": w, "r": reply["r"]}, reply
 
@@ -169,9 +169,9 @@ class FedPrior(Algorithm):
         rows = torch.arange(len(site), device=s.device)
         w, _ = site.solve(mine["w"][rows, s], prox=_as(site.dtype, pull))
         own, drawn = prior.chosen(s), unit.new_ones(len(site), 1)
-        loss, curvature = _laplace(site, w[:, None], unit, diagonal=prior.diagonal)
-        reply = _statistics(own, w[:, None].double(), curvature, drawn)
-        reply = {name: value[:, 0] for name, value in reply.items()} | _errors(site, own, loss, curvature, drawn, unit)
+        loss, posterior = _laplace(site, own, w[:, None], unit)
+        reply = {name: value[:, 0] for name, value in _statistics(own, posterior, drawn).items()}
+        reply |= _errors(site, own, posterior, drawn, loss * unit[:, None])
         reply = {name: value.to(site.dtype) for name, value in reply.items()}
         return mine | {"w": mine["w"].index_put((rows, s), w)}, {"s": s, **reply}
 
@@ -203,24 +203,28 @@ def _unit(site: Site, shared: Reply) -> Tensor:
     return 2 * first.clamp(min=torch.finfo(torch.float32).tiny) / summed_outputs(site)
 
 
-def _laplace(site: Site, w: Tensor, unit: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihood `[m, J]` of models `w[m, J, P]`, and its curvature."""
-    loss = torch.stack([site.own_losses(one) for one in w.unbind(1)], 1).double() / unit[:, None]
-    each = torch.stack([site.curvature(one, diagonal=diagonal) for one in w.unbind(1)], 1).double()
-    return loss, each / unit.view(-1, *[1] * (each.ndim - 1))
+def _laplace(site: Site, prior: Prior, w: Tensor, unit: Tensor) -> tuple[Tensor, Posterior]:
+    """Return the negative log-likelihood `[m, J]` at models `w[m, J, P]`, and the posterior around them."""
+    models = w.unbind(1)
+    each = 1 / unit[:, None]
+    loss = torch.stack([site.own_losses(one) for one in models], 1).double() * each
+    slope = torch.stack([site.gradient(one) for one in models], 1).double() * (site.data.sizes / unit)[:, None, None]
+    bend = torch.stack([site.curvature(one, diagonal=prior.diagonal) for one in models], 1).double()
+    return loss, prior.posterior(w.double(), slope, bend * each.view(-1, *[1] * (bend.ndim - 1)))
 
 
-def _statistics(prior: Prior, w: Tensor, curvature: Tensor, r: Tensor) -> Reply:
-    """Return what the server sums: models `w[m, J, P]` as seen from their centers, squared, and uncertain."""
-    d, spread = w - prior.centers, prior.posterior_covariance(curvature)
+def _statistics(prior: Prior, posterior: Posterior, r: Tensor) -> Reply:
+    """Return what the server sums: models as seen from their centers, squared, and uncertain, `[m, J, ...]`."""
+    d, spread = posterior.mean, posterior.covariance
     wide = r.view(*r.shape, *[1] * (spread.ndim - 2))
-    second = squares(d, diagonal=prior.diagonal)
-    return {"first": r[:, :, None] * d, "second": wide * second, "spread": wide * spread}
+    return {"first": r[:, :, None] * d, "second": wide * squares(d, diagonal=prior.diagonal), "spread": wide * spread}
 
 
-def _errors(site: Site, prior: Prior, loss: Tensor, curvature: Tensor, r: Tensor, unit: Tensor) -> Reply:
+def _errors(site: Site, prior: Prior, posterior: Posterior, r: Tensor, squared: Tensor) -> Reply:
     """Return what the variance of the noise is estimated from, for squared loss: errors, and parameters decided."""
     if site.model.loss is not squared_loss:
         return {}
-    decided = prior.kept_share(prior.posterior_covariance(curvature)) / summed_outputs(site)
-    return {"errors": (r * loss).sum(1) * unit / summed_outputs(site), "decided": (r * decided).sum(1)}
+    decided = prior.kept_share(posterior.covariance)
+    return {
+        name: (r * value).sum(1) / summed_outputs(site) for name, value in (("errors", squared), ("decided", decided))
+    }

@@ -26,7 +26,9 @@ from fedsoft.core.batches import Prox
 
 ONE_CLIENT = 1.0  # the weight, in clients, of the variance that was assumed at first
 HALF_CLIENT = 0.5  # added to the clients of every center: none dies out for good
-FIRM = 1e-3  # clients' worth of information that a step of a center takes for granted
+FIRM = (
+    0.05  # share of the clients' information that a step of a center takes for granted: it is at most 20 times the mean
+)
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,18 @@ class Prior:
         d = w - self.centers
         return (d * self._times(self.precision, d)).sum(2) / 2
 
-    def log_evidence(self, w: Tensor, loss: Tensor, curvature: Tensor) -> Tensor:
-        """Return log(share times Laplace evidence), `[m, S]`, from summed losses and curvatures at `w[m, S, P]`."""
-        precision = curvature + self.precision
-        return (
-            self.shares.log() - loss - self.energy(w) - (self._log_det(precision) + self._log_det(self.covariance)) / 2
-        )
+    def posterior(self, w: Tensor, gradient: Tensor, curvature: Tensor) -> Posterior:
+        """Return the posterior of models near `w[m, S, P]`, from gradient and curvature of their summed losses there.
 
-    def posterior_covariance(self, curvature: Tensor) -> Tensor:
-        """Return V_ks from curvatures `[m, S, P]` or `[m, S, P, P]`."""
+        Where a local solver stopped short of the minimum, one Newton step is taken on paper: the posterior is that of
+        the quadratic that the loss looks like from `w`. So what no point tells stays at the center.
+        """
         precision = curvature + self.precision
-        return 1 / precision if self.diagonal else torch.linalg.inv(precision)
+        covariance = 1 / precision if self.diagonal else torch.linalg.inv(precision)
+        slope = gradient + self._times(self.precision, w - self.centers)
+        step = self._times(covariance, slope)
+        log_volume = -(self._log_det(precision) + self._log_det(self.covariance)) / 2
+        return Posterior(w - step - self.centers, covariance, log_volume - self.energy(w) + (step * slope).sum(-1) / 2)
 
     def kept_share(self, spread: Tensor) -> Tensor:
         """Return `sum_p G_pp` of posterior covariances `[..., S, P(, P)]`: how many parameters the points decide."""
@@ -85,6 +88,21 @@ class Prior:
 
     def _log_det(self, matrix: Tensor) -> Tensor:
         return matrix.log().sum(-1) if self.diagonal else torch.linalg.slogdet(matrix)[1]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Gaussians of m clients under S centers: what their models may be.
+
+    Arguments:
+        mean: differences from the centers, `[m, S, P]`.
+        covariance: `[m, S, P]` or `[m, S, P, P]`.
+        log_evidence: `[m, S]`, but for the log-likelihood at the models themselves.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    log_evidence: Tensor
 
 
 @dataclass(frozen=True)
@@ -121,14 +139,14 @@ def improved(prior: Prior, sums: Sums, variance: float) -> Prior:
     mean = sums.first / weight[:, None]
     if prior.diagonal:
         kept = (weight[:, None] - sums.spread / prior.covariance).clamp(min=0)
-        step = sums.first / (kept + FIRM)
+        step = sums.first / (kept + FIRM * weight[:, None])
         second = sums.second - weight[:, None] * mean.square() + ONE_CLIENT * variance
         covariance = (second * prior.covariance / (kept + ONE_CLIENT)).sqrt()
     else:
         eye = torch.eye(prior.centers.shape[1], dtype=prior.centers.dtype, device=prior.centers.device)
         precision = prior.precision
         kept = weight[:, None, None] * eye - sums.spread @ precision
-        step = torch.linalg.solve(kept + FIRM * eye, sums.first[:, :, None])[:, :, 0]
+        step = torch.linalg.solve(kept + FIRM * weight[:, None, None] * eye, sums.first[:, :, None])[:, :, 0]
         second = sums.second - weight[:, None, None] * squares(mean, diagonal=False) + ONE_CLIENT * variance * eye
         covariance = _geometric_mean(precision @ (kept + ONE_CLIENT * eye), second)
     rows = used.view(-1, *[1] * (covariance.ndim - 1))

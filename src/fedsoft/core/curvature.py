@@ -62,14 +62,23 @@ def gauss_newton_diagonal(
 
 
 def _jacobian(model: Model, w: Tensor, x: Tensor) -> Tensor:
-    """Return the derivatives `[a, B, O, P]` of the outputs of each model on its inputs, one parameter at a time."""
+    """Return the derivatives `[a, B, O, P]` of the outputs of each model on its inputs, one parameter at a time.
+
+    A pull-back is linear in what is pulled back, so its own derivative is the push-forward: two backward passes give
+    the derivatives of all outputs along one direction.
+    """
+    with torch.enable_grad():
+        leaf = w.detach().requires_grad_()
+        output = model.outputs(leaf, x)
+        outer = torch.zeros_like(output).requires_grad_()
+        pulled_back = torch.autograd.grad(output, leaf, outer, create_graph=True)[0]
     columns = []
     for p in range(w.shape[1]):
         along = torch.zeros_like(w)
         along[:, p] = 1
-        columns.append(torch.func.jvp(lambda v: model.outputs(v, x), (w,), (along,))[1].flatten(2))
-    found = torch.stack(columns, -1)
-    return found if found.ndim == 4 else found[:, :, None]
+        (column,) = torch.autograd.grad(pulled_back, outer, along, retain_graph=True, materialize_grads=True)
+        columns.append(column.reshape(*output.shape[:2], -1))
+    return torch.stack(columns, -1)
 
 
 def _loss_hessian(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, y: Tensor) -> Tensor:
