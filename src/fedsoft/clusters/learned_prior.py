@@ -26,9 +26,7 @@ from fedsoft.core.batches import Prox
 
 ONE_CLIENT = 1.0  # the weight, in clients, of the variance that was assumed at first
 HALF_CLIENT = 0.5  # added to the clients of every center: none dies out for good
-FIRM = (
-    0.05  # share of the clients' information that a step of a center takes for granted: it is at most 20 times the mean
-)
+FIRM = 1e-3  # share of the clients' information that a step of a center takes for granted, against steps without end
 
 
 @dataclass(frozen=True)
