@@ -31,7 +31,9 @@ class Ensemble:
         """Return what the client in this row predicts with."""
         if personal.shares is None:
             return Ensemble.single(model, personal.models[row])
-        return Ensemble(model, personal.models, personal.shares[row])
+        return Ensemble(
+            model, personal.models[row] if personal.models.ndim == 3 else personal.models, personal.shares[row]
+        )
 
     def predict(self, x: Tensor) -> Tensor:
         """Return values or probabilities for inputs `x[points, ...]`."""
@@ -52,6 +54,7 @@ def predictions(site: Site, personal: PersonalModels) -> Tensor:
     """Return what the clients of a site predict for their points."""
     if personal.shares is None:
         return site.predictions(personal.models)
-    each = torch.stack([site.predictions(w.expand(len(site), -1)) for w in personal.models])  # [J, points, ...]
+    rows = personal.models if personal.models.ndim == 3 else personal.models.expand(len(site), -1, -1)
+    each = torch.stack([site.predictions(w) for w in rows.unbind(1)])  # [J, points, ...]
     share = personal.shares[site.data.owners].T
     return (share.view(*share.shape, *[1] * (each.ndim - 2)) * each).sum(0)

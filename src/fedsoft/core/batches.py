@@ -17,7 +17,8 @@ from fedsoft.core.model import Layout, Model, OuterProduct
 class Prox:
     """`1/2 sum_s a_s |w - c_s|^2` for each client, pre-summed: its gradient is `strength w - target`.
 
-    So a step costs the same for any number of centers.
+    So a step costs the same for any number of centers. The strength may differ between parameters, `[m, P]`, or be a
+    matrix, `[m, P, P]`.
     """
 
     strength: Tensor  # [m, 1]: sum_s a_s
@@ -28,13 +29,32 @@ class Prox:
         """Return the pull of weights `a[m, S]` towards `centers[S, P]`."""
         return Prox(a.sum(1, keepdim=True), a @ centers)
 
+    def matrix(self) -> Tensor:
+        """Return the strength as a matrix, `[m, P, P]`."""
+        if self.strength.ndim == 3:
+            return self.strength
+        return torch.diag_embed(self.strength.expand_as(self.target))
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Return its gradient at `w[m, P]`."""
+        return pulled(self.strength, w) - self.target
+
+    def value(self, w: Tensor) -> Tensor:
+        """Return its value at `w[m, P]`, but for a constant."""
+        return (w * (pulled(self.strength, w) / 2 - self.target)).sum(1)
+
+
+def pulled(strength: Tensor, w: Tensor) -> Tensor:
+    """Return the product of a strength `[a, 1]`, `[a, P]` or `[a, P, P]` with `w[a, P]`."""
+    return (strength @ w[:, :, None])[:, :, 0] if strength.ndim == 3 else strength * w
+
 
 @dataclass(frozen=True)
 class GradientParts:
     """The gradient of a batch for each of a clients, in the parts that it is made of."""
 
     gradient: Tensor  # [a, P]: of the loss
-    pull: tuple[Tensor, Tensor] | None = None  # strength [a, 1] and target [a, P] of the proximal term
+    pull: tuple[Tensor, Tensor] | None = None  # strength and target of the proximal term, as in `Prox`
     layout: Layout | None = None
     products: Sequence[OuterProduct] = ()  # what is not yet in `gradient`, of a single client
 
@@ -45,7 +65,10 @@ class GradientParts:
             product.write(self.layout, self.gradient[0])
         if self.pull is not None:
             strength, target = self.pull
-            self.gradient.addcmul_(strength, w).sub_(target)
+            if strength.ndim == 3:
+                self.gradient.add_(pulled(strength, w)).sub_(target)
+            else:
+                self.gradient.addcmul_(strength, w).sub_(target)
         return self.gradient
 
 

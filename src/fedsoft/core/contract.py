@@ -179,7 +179,8 @@ class PersonalModels:
     """What m clients predict with.
 
     Arguments:
-        models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use.
+        models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use, or J models for
+            each client, `[m, J, P]`.
         shares: the weights with which each client adds up their predictions, `[m, J]`.
     """
 

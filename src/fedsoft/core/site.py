@@ -12,7 +12,9 @@ from torch import Tensor
 from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
 from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
+from fedsoft.core.metrics import cross_entropy, squared_loss
 from fedsoft.core.model import Model
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
@@ -78,8 +80,13 @@ class Site:
         """Count the gradients computed over these batches as work."""
         self.work.gradients.add_(batches.gradients.cpu())
 
-    def solve_each(self, w: Tensor, point_weights: Tensor | None = None, label: str = "batches") -> Tensor:
-        """Solve S problems for each client, from `w[m, S, P]` with `point_weights[points, S]`: S times the work."""
+    def solve_each(
+        self, w: Tensor, point_weights: Tensor | None = None, label: str = "batches", *, prox: Prox | None = None
+    ) -> Tensor:
+        """Solve S problems for each client, from `w[m, S, P]` with `point_weights[points, S]`: S times the work.
+
+        `prox` holds a row for each problem, those of a client side by side.
+        """
         m, count, size = w.shape
         data = self.data.take(np.repeat(np.arange(m), count))
         weights = None
@@ -89,7 +96,7 @@ class Site:
             weights = point_weights[self.data.offsets[client] + position, s]
         names = [name for name in self.names for _ in range(count)]
         wide = replace(self, data=data, names=names, work=Work.none(m * count))
-        solved, _ = wide.solve(w.reshape(m * count, size), point_weights=weights, label=label)
+        solved, _ = wide.solve(w.reshape(m * count, size), prox=prox, point_weights=weights, label=label)
         self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
         return solved.view(m, count, size)
 
@@ -122,10 +129,45 @@ class Site:
         self.work.gradients.add_(self.data.sizes.cpu())
         return own_gradients(self.model, self.data, w)
 
+    def curvature(self, w: Tensor, *, diagonal: bool) -> Tensor:
+        """Return the curvature of each client's summed loss at `w[m, P]`: a matrix `[m, P, P]`, or its diagonal.
+
+        The diagonal rests on one target per point that the model itself draws.
+        """
+        sizes = self.data.sizes.cpu()
+        if not diagonal:
+            self.work.evaluations.add_(sizes * w.shape[1])
+            return gauss_newton(self.model, self.data, w)
+        self.work.gradients.add_(sizes)
+        return gauss_newton_diagonal(self.model, self.data, w, self._own_targets())
+
+    def _own_targets(self) -> Callable[[Tensor], Tensor] | None:
+        """Return what draws targets from outputs such that squared gradients have the curvature as their mean."""
+        kind = self.model.loss
+        if kind not in (cross_entropy, squared_loss):
+            return None
+
+        def draw(output: Tensor) -> Tensor:
+            each = zip(self.generators("targets"), self.data.sizes.tolist(), strict=True)
+            if kind is cross_entropy:
+                chance = np.concatenate([g.random(n) for g, n in each])
+                below = output.double().softmax(-1).cumsum(-1) < torch.as_tensor(chance, device=output.device)[:, None]
+                return below.sum(-1).clamp(max=output.shape[-1] - 1)
+            noise = np.concatenate([g.standard_normal((n, *output.shape[1:])) for g, n in each])
+            return output + torch.as_tensor(noise, device=output.device).to(output.dtype) / 2**0.5
+
+        return draw
+
     def losses(self, centers: Tensor) -> Tensor:
         """Return the loss of every point under every center, `[points, S]`."""
         self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
         return losses_of_all(self.model, self.data, centers)
+
+    def own_losses(self, w: Tensor) -> Tensor:
+        """Return the summed loss `[m]` of each client's own model `w[m, P]`."""
+        self.work.evaluations.add_(self.data.sizes.cpu())
+        each = self.model.loss(own_outputs(self.model, self.data, w)[None], self.data.y[self.data.points][None])[0]
+        return self.data.mean_by_client(each) * self.data.sizes
 
     def predictions(self, w: Tensor) -> Tensor:
         """Return what each client's own model `w[m, P]` predicts for each of its points."""

@@ -42,7 +42,7 @@ class Exact:
             gram.index_add_(0, block.rows, scaled.transpose(1, 2) @ phi)
             moment.index_add_(0, block.rows, (scaled * data.y[block.places].double()[:, :, None]).sum(1))
         if problem.prox is not None:
-            gram += problem.prox.strength.double()[:, :, None] * torch.eye(size, dtype=torch.float64, device=w.device)
+            gram += problem.prox.matrix().double()
             moment += problem.prox.target.double()
         start = w.double()[:, :, None]
         change = torch.linalg.pinv(gram, hermitian=True) @ (moment[:, :, None] - gram @ start)

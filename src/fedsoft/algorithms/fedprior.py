@@ -1,0 +1,230 @@
+"""FedPrior: FedSoft with a prior that is learned, so that nobody chooses how strongly clients are pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved, squares
+from fedsoft.clusters.posterior import summed_outputs
+from fedsoft.clusters.selection import Participants, participants
+from fedsoft.core.batches import Prox
+from fedsoft.core.contract import (
+    CHOICE,
+    MIXTURE,
+    MODEL,
+    NUMBER,
+    Algorithm,
+    Answer,
+    Ask,
+    ClientState,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+)
+from fedsoft.core.metrics import binary_cross_entropy, squared_loss
+from fedsoft.core.site import Site
+from fedsoft.settings import settings
+
+__all__ = ["FedPrior"]
+
+FULL = 32  # parameters up to which `covariance = auto` learns how they vary together
+
+
+@settings
+class FedPrior(Algorithm):
+    """Clients' models come from a few Gaussians around the centers, whose widths are learned with the centers.
+
+    Maths. With w_k ~ sum_s pi_s N(c_s, Sigma_s) and n_k f_k the negative log-likelihood of client k's points:
+
+        w_ks = argmin n_k f_k(w) + 1/2 (w - c_s)' Sigma_s^-1 (w - c_s)
+        V_ks = (n_k f_k''(w_ks) + Sigma_s^-1)^-1                          its uncertainty
+        r_ks ~ pi_s exp(-n_k f_k(w_ks)) N(w_ks; c_s, Sigma_s) |V_ks|^1/2   Laplace evidence, every tau rounds
+
+    In the other rounds a client draws its center s with probability r_ks and solves for w_ks alone: one task, whatever
+    S is. Centers, widths and shares follow from sums over clients (`clusters.learned_prior`); for squared loss also the
+    variance of the noise, s2 = sum_k n_k f_k(w_k) / (sum_k n_k - parameters that the points decide).
+
+    This is FedSoft's local problem with lambda = Sigma_s^-1 / n_k: a client with many points is pulled less. With one
+    center and a fixed width it is Ditto's personal model; a width towards 0 leaves one model for each center, a large
+    one trains every client alone.
+
+    Arguments:
+        S: number of centers.
+        K: clients drawn in a round between estimations, or "all".
+        tau: rounds between estimations of r.
+        covariance: Sigma_s `full` or `diagonal`; `auto` is full up to 32 parameters.
+        spread: standard deviation of clients' parameters around their center that is assumed at first. It keeps the
+            weight of one client.
+        learn: learn Sigma_s, pi and s2; without it they stay as they were assumed.
+        predict_with: the `mixture` sum_s r_ks p(y | x, w_ks) of the client's S models, or their `mean` sum_s r_ks w_ks.
+
+    Cost: one task per client drawn, and every tau rounds S tasks of all clients; a curvature after each (one evaluation
+        for each of up to 256 parameters, or one gradient). Down: S models and widths. Up: one model, its square and its
+        uncertainty (matrices with `full`), S of each where r is estimated.
+
+    Use it: when clients differ as people do: each has one way, near one of a few common ones, and few points.
+
+    Example:
+        >>> FedPrior(S=4).covariance
+        'auto'
+
+    Reference: FedSoft's loop as expectation maximization; for evidence see MacKay, A practical Bayesian framework for
+        backpropagation networks, Neural Computation 1992.
+    """
+
+    S: Annotated[int, Field(ge=1)] = 2
+    K: Participants = "all"
+    tau: Annotated[int, Field(ge=1)] = 2
+    covariance: Literal["auto", "diagonal", "full"] = "auto"
+    spread: Annotated[float, Field(gt=0)] = 1.0
+    learn: bool = True
+    predict_with: Literal["mixture", "mean"] = "mixture"
+
+    def init(self, site: Site, clients: int) -> State:
+        """Return one draw for each center, and the width that is assumed."""
+        c = torch.stack([site.draw("center", s) for s in range(self.S)])
+        size = c.shape[1]
+        width = c.new_full((self.S, size), self.spread**2)
+        if self.covariance == "full" or (self.covariance == "auto" and size <= FULL):
+            width = torch.diag_embed(width)
+        u = c.new_full((clients, self.S), 1 / self.S)
+        known = site.model.loss is not squared_loss or not self.learn
+        extra = {"covariance": width, "shares": u.new_full((self.S,), 1 / self.S), "s2": u.new_tensor(0.5 * known)}
+        return State(c, u, extra=extra)
+
+    def init_client(self, site: Site) -> ClientState:
+        """Start at the centers, with equal shares."""
+        c = torch.stack([site.draw("center", s) for s in range(self.S)])
+        return {"w": c.repeat(len(site), 1, 1), "r": c.new_full((len(site), self.S), 1 / self.S)}
+
+    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Estimate r or have clients draw their center; improve the prior by what comes back."""
+        due = t % self.tau == 0
+        ids = ask.everyone if due else participants(ask, self.K)
+        width, shares, s2 = (state.extra[name] for name in ("covariance", "shares", "s2"))
+        work = "estimate" if due else "train"
+        answer = ask(work, ids, centers=state.centers, covariance=width, shares=shares, s2=s2)
+        notes = {"selected": len(ids), "answered": len(answer.ids)}
+        if not len(answer.ids):
+            return state, notes
+        u = answer.update("r", state.u) if due else state.u
+        old, part = prior_of(state.centers, state.extra), len(answer.ids) / len(ask.sizes)
+        sums = self._sums(answer, due).times(1 / part)
+        new = blended(old, improved(old, sums, self.spread**2), part)
+        if not self.learn:
+            new = Prior(new.centers, old.covariance, old.shares)
+        extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(ask, answer, s2)}
+        like = state.centers.dtype
+        return state.update(
+            centers=new.centers.to(like), u=u, extra={key: value.to(like) for key, value in extra.items()}
+        ), notes
+
+    def _sums(self, answer: Answer, due: bool) -> Sums:
+        """Return the sums over those that answered: S rows of each client, or those of the center that it drew."""
+        names = ("first", "second", "spread")
+        everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
+        if due:
+            return Sums(answer["r"].weighted(everybody)[0], *(answer[name].weighted(everybody)[0] for name in names))
+        drawn = one_hot(answer["s"].gather(), self.S).T.double()
+        return Sums(drawn.sum(1), *(answer[name].weighted(drawn) for name in names))
+
+    def _noise(self, ask: Ask, answer: Answer, s2: Tensor) -> Tensor:
+        """Return the variance of the noise: the squared errors over the points that decide no parameter."""
+        if "errors" not in answer or not self.learn:
+            return s2
+        everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
+        points = float(ask.sizes[answer.ids].sum())
+        free = points - float(answer["decided"].weighted(everybody)[0])
+        s2 = answer["errors"].weighted(everybody)[0] / max(free, points / 10)
+        return s2.clamp(min=torch.finfo(torch.float32).tiny)
+
+    @job(r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER)
+    def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Solve under every center, and weigh the centers by their evidence."""
+        prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
+        each = torch.eye(self.S, dtype=torch.float64, device=unit.device).repeat(len(site), 1)
+        strength = (unit / site.data.sizes).repeat_interleave(self.S)
+        w = site.solve_each(mine["w"], prox=_as(site.dtype, prior.pull(each, strength)))
+        loss, posterior = _laplace(site, prior, w, unit)
+        r = (prior.shares.log() + posterior.log_evidence - loss).softmax(1)
+        reply = {"r": r} | _statistics(prior, posterior, r) | _errors(site, prior, posterior, r, loss * unit[:, None])
+        reply = {name: value.to(site.dtype) for name, value in reply.items()}
+        return mine | {"w": w, "r": reply["r"]}, reply
+
+    @job(s=CHOICE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER)
+    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Draw a center by r, and solve under it."""
+        prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
+        chance = torch.as_tensor(np.array([g.random() for g in site.generators("center")]), device=unit.device)
+        s = (mine["r"].double().cumsum(1) < chance[:, None]).sum(1).clamp(max=self.S - 1)
+        pull = prior.pull(one_hot(s, self.S).double(), unit / site.data.sizes)
+        rows = torch.arange(len(site), device=s.device)
+        w, _ = site.solve(mine["w"][rows, s], prox=_as(site.dtype, pull))
+        own, drawn = prior.chosen(s), unit.new_ones(len(site), 1)
+        loss, posterior = _laplace(site, own, w[:, None], unit)
+        reply = {name: value[:, 0] for name, value in _statistics(own, posterior, drawn).items()}
+        reply |= _errors(site, own, posterior, drawn, loss * unit[:, None])
+        reply = {name: value.to(site.dtype) for name, value in reply.items()}
+        return mine | {"w": mine["w"].index_put((rows, s), w)}, {"s": s, **reply}
+
+    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
+        """Return the client's models and their shares, or their mean."""
+        if self.predict_with == "mean" or self.S == 1:
+            return PersonalModels((mine["r"][:, None] @ mine["w"])[:, 0])
+        return PersonalModels(mine["w"], mine["r"])
+
+
+def prior_of(centers: Tensor, extra: Mapping[str, Tensor]) -> Prior:
+    """Return the prior of a state, or of what clients received, in float64."""
+    return Prior(centers.double(), extra["covariance"].double(), extra["shares"].double())
+
+
+def _as(dtype: torch.dtype, prox: Prox) -> Prox:
+    return Prox(prox.strength.to(dtype), prox.target.to(dtype))
+
+
+def _unit(site: Site, shared: Reply) -> Tensor:
+    """Return `[m]`, by which losses are divided to be negative log-likelihoods: 2 s2 for squared loss."""
+    if site.model.loss is binary_cross_entropy:  # the mean over labels
+        return torch.full((len(site),), 1 / site.data.y[:1].numel(), dtype=torch.float64, device=site.data.x.device)
+    s2 = shared["s2"].double().expand(len(site))
+    if bool((s2 > 0).all()):
+        return 2 * s2
+    # Not known yet: as if all centers explained nothing, so that they share all clients at first.
+    first = site.data.mean_by_client(site.losses(shared["centers"]).double().mean(1))
+    return 2 * first.clamp(min=torch.finfo(torch.float32).tiny) / summed_outputs(site)
+
+
+def _laplace(site: Site, prior: Prior, w: Tensor, unit: Tensor) -> tuple[Tensor, Posterior]:
+    """Return the negative log-likelihood `[m, J]` at models `w[m, J, P]`, and the posterior around them."""
+    models = w.unbind(1)
+    each = 1 / unit[:, None]
+    loss = torch.stack([site.own_losses(one) for one in models], 1).double() * each
+    slope = torch.stack([site.gradient(one) for one in models], 1).double() * (site.data.sizes / unit)[:, None, None]
+    bend = torch.stack([site.curvature(one, diagonal=prior.diagonal) for one in models], 1).double()
+    return loss, prior.posterior(w.double(), slope, bend * each.view(-1, *[1] * (bend.ndim - 1)))
+
+
+def _statistics(prior: Prior, posterior: Posterior, r: Tensor) -> Reply:
+    """Return what the server sums: models as seen from their centers, squared, and uncertain, `[m, J, ...]`."""
+    d, spread = posterior.mean, posterior.covariance
+    wide = r.view(*r.shape, *[1] * (spread.ndim - 2))
+    return {"first": r[:, :, None] * d, "second": wide * squares(d, diagonal=prior.diagonal), "spread": wide * spread}
+
+
+def _errors(site: Site, prior: Prior, posterior: Posterior, r: Tensor, squared: Tensor) -> Reply:
+    """Return what the variance of the noise is estimated from, for squared loss: errors, and parameters decided."""
+    if site.model.loss is not squared_loss:
+        return {}
+    decided = prior.kept_share(posterior.covariance)
+    return {
+        name: (r * value).sum(1) / summed_outputs(site) for name, value in (("errors", squared), ("decided", decided))
+    }

@@ -1,0 +1,104 @@
+"""The curvature of clients' losses at their own models: the Gauss-Newton matrix, or its diagonal for large models.
+
+For models that are linear in their parameters (linear, softmax, conditional logit) the Gauss-Newton matrix is the
+Hessian. It is never indefinite, so it can serve as the precision of a Gaussian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.local_solve import blocks
+from fedsoft.core.metrics import cross_entropy, squared_loss
+from fedsoft.core.model import Model
+
+MOST = 256  # parameters for which the whole matrix is computed: it costs one evaluation for each of them
+BLOCK = 2**24  # numbers in the gradients of single points that are held at once
+
+
+def gauss_newton(model: Model, data: ClientData, w: Tensor, point_weights: Tensor | None = None) -> Tensor:
+    """Return the Gauss-Newton matrix `[m, P, P]` of each client's summed loss at its own model `w[m, P]`."""
+    m, size = w.shape
+    total = w.new_zeros(m, size, size)
+    for block in blocks(data):
+        rows, x, y = w[block.rows], data.x[block.places], data.y[block.places]
+        weight = block.real.to(w.dtype)
+        if point_weights is not None:
+            weight = weight * point_weights[block.order]
+        jacobian = _jacobian(model, rows, x)  # [a, B, O, P]
+        hessian = _loss_hessian(model.loss, model.outputs(rows, x), y) * weight[:, :, None, None]
+        flat = jacobian.flatten(1, 2)
+        total.index_add_(0, block.rows, flat.mT @ (hessian @ jacobian).flatten(1, 2))
+    return (total + total.mT) / 2
+
+
+def gauss_newton_diagonal(
+    model: Model, data: ClientData, w: Tensor, targets: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return the diagonal `[m, P]` of that matrix, from squared gradients of single points.
+
+    Arguments:
+        targets: draws targets from the model's own outputs `[points, ...]`; the expectation over such draws is the
+            Gauss-Newton matrix. Without it the clients' own targets are used (the empirical Fisher matrix).
+    """
+    total = torch.zeros_like(w)
+    step = max(1, BLOCK // max(1, w.shape[1]))
+    y = data.y[data.points]
+    if targets is not None:
+        from fedsoft.core.local_solve import own_outputs
+
+        y = targets(own_outputs(model, data, w)).to(y.dtype)
+    for begin in range(0, len(data.points), step):
+        places, owners = data.points[begin : begin + step], data.owners[begin : begin + step]
+        each = model.gradient(
+            w[owners], data.x[places][:, None], y[begin : begin + step, None], w.new_ones(len(places), 1)
+        )
+        total.index_add_(0, owners, each.square_())
+    return total
+
+
+def _jacobian(model: Model, w: Tensor, x: Tensor) -> Tensor:
+    """Return the derivatives `[a, B, O, P]` of the outputs of each model on its inputs, one parameter at a time.
+
+    A pull-back is linear in what is pulled back, so its own derivative is the push-forward: two backward passes give
+    the derivatives of all outputs along one direction.
+    """
+    with torch.enable_grad():
+        leaf = w.detach().requires_grad_()
+        output = model.outputs(leaf, x)
+        outer = torch.zeros_like(output).requires_grad_()
+        pulled_back = torch.autograd.grad(output, leaf, outer, create_graph=True)[0]
+    columns = []
+    for p in range(w.shape[1]):
+        along = torch.zeros_like(w)
+        along[:, p] = 1
+        (column,) = torch.autograd.grad(pulled_back, outer, along, retain_graph=True, materialize_grads=True)
+        columns.append(column.reshape(*output.shape[:2], -1))
+    return torch.stack(columns, -1)
+
+
+def _loss_hessian(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, y: Tensor) -> Tensor:
+    """Return the second derivatives `[a, B, O, O]` of each point's loss by its outputs."""
+    output = output.detach()
+    if loss is cross_entropy:
+        p = output.softmax(-1)
+        return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+    flat = output if output.ndim > 2 else output[..., None]
+    width = flat.flatten(2).shape[2]
+    if loss is squared_loss:
+        return 2 * torch.eye(width, dtype=output.dtype, device=output.device).expand(*output.shape[:2], width, width)
+    with torch.enable_grad():
+        output = output.requires_grad_()
+        slope = torch.autograd.grad(loss(output, y).sum(), output, create_graph=True)[0].flatten(2)
+        slope = slope if slope.ndim == 3 else slope[..., None]
+        rows = [
+            torch.autograd.grad(slope[..., o].sum(), output, retain_graph=True, materialize_grads=True)[0]
+            .reshape(*output.shape[:2], width)
+            for o in range(width)
+        ]  # fmt: skip
+    values, vectors = torch.linalg.eigh(torch.stack(rows, -1))
+    return vectors @ (values.clamp(min=0)[..., None] * vectors.mT)
