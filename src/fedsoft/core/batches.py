@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.model import Layout, Model, OuterProduct
+from fedsoft.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,22 @@ class Prox:
     def to_centers(a: Tensor, centers: Tensor) -> Prox:
         """Return the pull of weights `a[m, S]` towards `centers[S, P]`."""
         return Prox(a.sum(1, keepdim=True), a @ centers)
+
+    def check(self, clients: int, size: int, dtype: torch.dtype) -> None:
+        """Raise unless it has a row for each client and a column for each parameter, of the type of the models."""
+        for part, columns in ((self.strength, 1), (self.target, size)):
+            check_rows("the proximal term", part, clients, columns)
+            if part.dtype != dtype:
+                raise InputError(f"the proximal term is of {part.dtype}: should be of {dtype}, as the models are")
+
+
+def check_rows(what: str, rows: Tensor, clients: int, columns: int) -> None:
+    """Raise unless `rows` is `[clients, columns]`: compiled loops do not look where an array ends.
+
+    What clients are sent may have any shape, and what lies behind it in memory must not become part of a reply.
+    """
+    if rows.shape != (clients, columns):
+        raise InputError(f"{what} has shape {list(rows.shape)}: should be {[clients, columns]}")
 
 
 @dataclass(frozen=True)
