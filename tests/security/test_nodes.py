@@ -58,6 +58,37 @@ def test_what_the_owner_lists_is_imported(tmp_path: Path, trap: Path) -> None:
     assert (trap / "sprung").exists()  # the trap works
 
 
+FACTORY = """
+from pathlib import Path
+from torch import nn
+
+def net(width: int = 4, weights: str = ""):
+    if weights:
+        Path(__file__).with_name("called").touch()
+    return nn.Linear(3, 1)
+"""
+
+
+@pytest.mark.parametrize("text", ['[model]\nname = "factories:net"\n', ""])
+@pytest.mark.parametrize("part", ["algorithm", "solver", "dataset", "aggregator", "attack"])
+def test_what_is_allowed_as_a_model_is_called_as_nothing_else(
+    part: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With settings of the server's choice: a path, for instance."""
+    (tmp_path / "factories.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
+    node = hospital(tmp_path, text)
+    if not text:
+        file = node.config.path
+        node = node_at(file.parent, 'allow = ["factories:net"]\n' + file.read_text("utf-8"))
+    raw = described(model="linear") | ({"model": {"name": "factories:net", "width": 4, "weights": ""}} if text else {})
+    ask(node, raw | {part: {"name": "factories:net", "weights": "/etc/passwd"}})
+    assert not (tmp_path / "called").exists()
+    if part in ("algorithm", "solver"):
+        assert "factories:net" in node.said[-1]
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What a server sends has the shape of the model, or nothing is computed: compiled loops do not see where arrays end."""
+"""What a server sends has the shape of the model, or nothing is computed: compiled loops know no end of arrays."""
 
 from __future__ import annotations
 
