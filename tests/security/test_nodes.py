@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedsoft import plugins
 from fedsoft.core.partition import parse_partition
 from fedsoft.flower.node.policy import BOUNDS
 from fedsoft.flower.node.refusals import MEANS, Refusal, meaning
+from fedsoft.flower.node.worker import only_worker
 from fedsoft.flower.wire import WireMessage
 from tests.flower.places import describe, node_at, shard, spec
 from tests.security.hospital import KEY, OWN, ask, described, hospital, refused, train
@@ -389,3 +391,28 @@ def test_scores_are_sent_a_few_times_only(tmp_path: Path) -> None:
     state = {"state/centers": torch.zeros(1, 3)}
     codes = [ask(node, raw, "scores", clients=["a"], round=k, tensors=state).head.get("refused") for k in range(12)]
     assert codes == [None] * 10 + [Refusal.REQUESTS] * 2
+
+
+def test_two_workers_do_not_share_a_memory(tmp_path: Path) -> None:
+    """They would count requests and privacy beside each other, each up to the limit."""
+    memory = hospital(tmp_path).config.memory
+    first = only_worker(memory)
+    with pytest.raises(fs.InputError, match="is in use by another worker"):
+        only_worker(memory)
+    os.close(first)
+    os.close(only_worker(memory))
+
+
+def test_a_score_may_be_that_of_a_single_point(tmp_path: Path) -> None:
+    """What is left to a server where scores are sent: a network that is 0 for all points but one, times a million."""
+    node = hospital(tmp_path)
+    raw = described(model={"name": "mlp", "hidden": [1]})
+    train(node, raw, size=6)
+    here = node.loaded["e"].host
+    first = here.data.take([0]).x[here.data.take([0]).points][:, 0].sort().values
+    threshold = float(first[-2:].mean())
+    layout = {name: place for name, place, _ in here.model.layout.slices()} if here.model.layout else {}
+    center, (w1, b1, w2, _) = torch.zeros(1, 6), layout.values()
+    center[0, w1.start], center[0, b1.start], center[0, w2.start] = 1.0, -threshold, 1e6
+    sent = ask(node, raw, "scores", clients=["a"], tensors={"state/centers": center}).tensors["train"]
+    assert (float(sent[0]) * len(first)) ** 0.5 / 1e6 + threshold == pytest.approx(float(first[-1]), rel=1e-4)
