@@ -416,3 +416,10 @@ def test_a_score_may_be_that_of_a_single_point(tmp_path: Path) -> None:
     center[0, w1.start], center[0, b1.start], center[0, w2.start] = 1.0, -threshold, 1e6
     sent = ask(node, raw, "scores", clients=["a"], tensors={"state/centers": center}).tensors["train"]
     assert (float(sent[0]) * len(first)) ** 0.5 / 1e6 + threshold == pytest.approx(float(first[-1]), rel=1e-4)
+
+
+def test_requests_of_a_round_are_limited(tmp_path: Path) -> None:
+    node, raw = hospital(tmp_path, "[policy]\nrequests_per_round = 5\n"), described()
+    codes = [train(node, raw, round=0, ask=k).head.get("refused") for k in range(7)]
+    assert codes == [None] * 5 + [Refusal.REQUESTS] * 2
+    assert "w" in train(node, raw, round=1).tensors

@@ -36,9 +36,8 @@ def test_models_of_another_size_do_not_show_what_lies_behind_them_in_memory(name
             for tensors in (centers, centers | rows, right | rows):
                 answer = ask(node, raw, "job", job=job, round=asked, ask=0, clients=["a"], tensors=tensors)
                 asked += 1
-                told = answer.head.get("refused") in (Refusal.MESSAGE, Refusal.FAILED, Refusal.NOT_ALLOWED)
-                # Models of the right size may be all that a job looks at.
-                assert told or tensors["shared/centers"].shape[1] == SIZE, (job, size)
+                if tensors["shared/centers"].shape[1] != SIZE:  # else that may be all that a job looks at
+                    assert answer.head.get("refused") == Refusal.MESSAGE, (job, size)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "fesem", "cfl", "flhc"])
