@@ -14,6 +14,8 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+FORMULA = ("=", "+", "-", "@")  # what a formula in a spreadsheet begins with
+
 
 def shown(text: str, *, lines: bool = False) -> str:
     """For a terminal or a log: what would move the cursor, color or reverse the text is escaped.
@@ -83,6 +85,26 @@ def plain(text: object) -> str:
     line = shown(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", line)
     return re.sub(r"^([-+]|\d+\.)(?=\s)", r"\\\1", line)
+
+
+def csv_cell(value: object) -> object:
+    """For a CSV file: text that a spreadsheet would take for a formula has an apostrophe before it; numbers stay.
+
+    >>> csv_cell("=HYPERLINK(A1)"), csv_cell("-1.5"), csv_cell("ward 3"), csv_cell(-2.0)
+    ("'=HYPERLINK(A1)", '-1.5', 'ward 3', -2.0)
+    """
+    if not isinstance(value, str):
+        return value
+    text = shown(value)
+    return f"'{text}" if text.lstrip()[:1] in FORMULA and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def file_name(text: str) -> str:

@@ -5,6 +5,8 @@ Commands are run for real in processes of their own, and measured.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -516,3 +518,16 @@ def test_names_of_files_are_text(run: Path, tmp_path: Path) -> None:
         done = command(*words, cwd=tmp_path)
         assert "Traceback" not in done.err
         harmless(done)
+
+
+@pytest.mark.parametrize("evil", ["=cmd|'/c calc'!A1", "@SUM(A1)", "-2+3", "+1+1", " =1+1", "\t=1+1", "\r=1", EVIL])
+def test_no_text_becomes_a_formula_of_a_spreadsheet(evil: str) -> None:
+    """Names of classes come from a file of somebody's, and predictions of them are opened with a spreadsheet."""
+    from fedsoft.cli.new_clients import _csv
+    from fedsoft.reports.page.text import csv_text
+
+    for text in (_csv({"class": [evil], f"p_{evil}": [-0.5], evil: ["-1"]}), csv_text([["class", evil], [evil, -0.5]])):
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert "-0.5" in cells  # numbers stay
+        assert all(cell.lstrip()[0] not in "=+-@" or float(cell) < 0 for cell in cells), cells
+        assert all(sign.isprintable() or sign == "\n" for sign in text)

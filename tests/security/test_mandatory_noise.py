@@ -13,8 +13,8 @@ import fedsoft as fs
 from fedsoft import plugins
 from fedsoft.flower.node.refusals import Refusal
 from fedsoft.safety.noise import hidden_models
-from tests.flower.places import node_at
-from tests.security.hospital import ask, described, hospital, refused, train
+from tests.flower.places import QuietNode, node_at
+from tests.security.hospital import KEY, ask, described, hospital, refused, train
 
 NOISE = {"counts": 4.0, "update_clip": 1.0, "update_noise": 4.0}
 
@@ -143,6 +143,34 @@ def test_what_fails_is_counted_and_not_explained(tmp_path: Path, monkeypatch: py
     assert node.budget.read()["a"] == 1.0  # more than the noise of this run would have cost
 
 
+def test_what_ends_with_the_worker_is_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is ended by its limit of time or memory leaves nobody to count it: it is paid for in advance."""
+    pytest.importorskip("dp_accounting")
+    node = hospital(tmp_path, "[policy]\nprivacy = { epsilon = 3.0 }\n")
+    raw = described(privacy={"update_clip": 1.0, "update_noise": 4.0})
+    ask(node, raw)
+    host, paid = node.loaded["e"].host, []
+    compute = host.run_job
+
+    def watched(*args: Any) -> Any:
+        paid.append(node.budget.read()["a"])
+        return compute(*args)
+
+    monkeypatch.setattr(host, "run_job", watched)
+    for k in range(3):
+        assert "w" in train(node, raw, round=k).tensors
+    assert paid == [1.0, 1.0 + 1 / 16, 1.0 + 2 / 16]
+    assert node.budget.read()["a"] == 3 / 16  # an answer costs what its noise is worth
+
+    def stopped(*args: Any) -> None:
+        raise SystemExit(0)  # by the owner: nothing leaves
+
+    monkeypatch.setattr(host, "run_job", stopped)
+    with pytest.raises(SystemExit):
+        train(node, raw, round=3)
+    assert node.budget.read()["a"] == 3 / 16
+
+
 def test_noise_changes_when_a_point_changes(tmp_path: Path) -> None:
     """Otherwise the difference of two answers is the change itself."""
     pytest.importorskip("dp_accounting")
@@ -194,3 +222,55 @@ def test_no_code_reveals_whether_training_diverged_where_noise_is_mandatory(
     for exponent in (0, 30, 38):
         centers = torch.full((1, 3), 10.0**exponent)
         assert train(node, raw, tensors={"shared/centers": centers}).head["refused"] == Refusal.PRIVACY
+
+
+# --- one point, or one number, that outweighs the noise ---------------------------------------------------------------
+
+
+def labelled(tmp_path: Path, far: float) -> QuietNode:
+    """A node whose client has 600 points, one of them `far` from the others."""
+    x = np.random.default_rng(0).standard_normal((600, 3)).astype(np.float32)
+    x[7] *= far
+    (tmp_path / "node" / "data").mkdir(parents=True)
+    np.savez(tmp_path / "node" / "data" / "a.npz", x=x, y=np.arange(600) % 2)
+    return node_at(tmp_path / "node", 'name = "n"\nworkers = 1\n[data]\npath = "data"\nheld_out = 0.0\n')
+
+
+@pytest.mark.parametrize("weights", ["soft", "hard"])
+def test_no_point_moves_the_counts_of_the_others(weights: str, tmp_path: Path) -> None:
+    """Centers so large that the loss of a single point has no value: the shares of all points were lost with it."""
+    pytest.importorskip("dp_accounting")
+    dataset = {"name": "nodes", "clients": {"a": KEY}, "input": [3], "task": "classification", "outputs": 2}
+    algorithm = {"name": "fedsoft", "S": 2, "weights": weights, "sigma": 0.0}
+    raw = described(dataset=dataset, algorithm=algorithm, privacy={"counts": 1e-3})
+    for exponent in (36, 37, 38):
+        found = []
+        for far in (1.0, 1e3):
+            node = labelled(tmp_path / f"{exponent} {far}", far)
+            ask(node, raw)
+            centers = torch.zeros(2, node.loaded["e"].host.model.size)
+            centers[0, :3] = 3 * 10.0**exponent
+            answer = ask(node, raw, "job", job="estimate", clients=["a"], tensors={"shared/centers": centers})
+            found.append(600 * answer.tensors["u"][0].double())
+        assert float((found[0] - found[1]).norm()) < 1.5  # sqrt 2, and almost no noise
+
+
+def test_an_update_is_hidden_before_it_is_rounded() -> None:
+    """A server chooses the model around which updates are clipped: beside a large one they would be rounded first."""
+    privacy = fs.Privacy(update_clip=1.0, update_noise=0.25)
+    around = torch.full((100,), 2.0**50, dtype=torch.float64)  # the next number is 0.25 away
+    w = (around + 0.25)[None]  # 100 times 0.25, which is clipped to 100 times 0.1
+    noise = torch.from_numpy(np.random.default_rng(0).standard_normal(100)) / 2
+    found = hidden_models(w, around, privacy, [np.random.default_rng(0)])[0]
+    assert torch.equal(found, around + (0.1 + noise))
+    assert not torch.equal(found, around + 0.1 + noise)  # 0.1 would be nothing there
+
+
+def test_updates_are_not_clipped_to_the_smallest_numbers_there_are(tmp_path: Path) -> None:
+    """There rounding makes a clipped update several times as long as the noise was chosen for."""
+    pytest.importorskip("dp_accounting")
+    node = hospital(tmp_path, "[policy]\nprivacy = { epsilon = 3.0 }\n")
+    for clip in (5e-324, 1e-310, 1e-40):
+        raw = described(dtype="float64", privacy={"update_clip": clip, "update_noise": 4.0})
+        assert refused(node, raw, experiment=f"e{clip}".replace(".", "_")) == Refusal.FAILED
+        assert "should be at least 1e-30" in node.said[-1]

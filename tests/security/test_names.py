@@ -152,6 +152,41 @@ def test_a_file_that_is_run_is_consent_and_its_names_are_printed(tmp_path: Path)
     assert command(["run", "run.toml"], tmp_path, tmp_path).returncode == 0  # found again
 
 
+MODULES = ("multiprocessing", "pip", "numpy", "torch", "pyarrow", "json", "signal", "flwr", "fedsoft", "sitecustomize")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "synthetic-10-90", "--algorithms", "fedavg,local", "--jobs", "2", "--set", "rounds=1"],
+        ["data", "fetch", "electricity", "--data-dir", "data"],
+        ["run", "run.toml"],
+        ["flower", "status"],
+    ],
+    ids=["compare", "fetch", "parquet", "flower"],
+)
+def test_no_module_comes_from_the_folder_where_a_command_is_typed(words: list[str], tmp_path: Path) -> None:
+    """Nor in the processes that it starts: Python itself would look there first. A folder is data, wherever one is."""
+    from pyarrow import parquet, table
+
+    for name in MODULES:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'a').write({name!r})\n")
+    (tmp_path / "clients").mkdir()
+    parquet.write_table(table({"a": [1.0, 2.0] * 9, "y": [1.5, 2.5] * 9}), tmp_path / "clients" / "a.parquet")
+    dataset = {"name": "folder", "path": "clients"}
+    (tmp_path / "run.toml").write_text(
+        tomli_w.dumps({"rounds": 1, "algorithm": "fedavg", "model": "linear", "dataset": dataset})
+    )
+    fedsoft = Path(sys.executable).with_name("fedsoft")  # as it is installed
+    modules = os.pathsep.join(path for path in sys.path if path and Path(path).name == "src")
+    environment = os.environ | {"PYTHONPATH": modules, "PIP_NO_INDEX": "1"}
+    done = subprocess.run([fedsoft, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert not (tmp_path / "sprung").exists(), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_python_asks_for_consent_too(tmp_path: Path, trap: Path) -> None:
     made = forged(tmp_path, "factory", "trapped:called")
     with pytest.raises(ConsentError, match="trapped:called"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedsoft import plugins
 from fedsoft.data.partition_names import parse_partition
 from fedsoft.flower.node.policy import BOUNDS
 from fedsoft.flower.node.refusals import MEANS, Refusal, meaning
+from fedsoft.flower.node.worker import only_worker
 from fedsoft.flower.wire import WireMessage
 from tests.flower.places import describe, node_at, shard, spec
 from tests.security.hospital import KEY, OWN, ask, described, hospital, refused, train
@@ -56,6 +58,37 @@ def test_what_the_owner_lists_is_imported(tmp_path: Path, trap: Path) -> None:
     fresh = node_at(tmp_path / "node", node.read_text("utf-8"))
     refused(fresh, described() | {"algorithm": {"name": "trapped:called"}})
     assert (trap / "sprung").exists()  # the trap works
+
+
+FACTORY = """
+from pathlib import Path
+from torch import nn
+
+def net(width: int = 4, weights: str = ""):
+    if weights:
+        Path(__file__).with_name("called").touch()
+    return nn.Linear(3, 1)
+"""
+
+
+@pytest.mark.parametrize("text", ['[model]\nname = "factories:net"\n', ""])
+@pytest.mark.parametrize("part", ["algorithm", "solver", "dataset", "aggregator", "attack"])
+def test_what_is_allowed_as_a_model_is_called_as_nothing_else(
+    part: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With settings of the server's choice: a path, for instance."""
+    (tmp_path / "factories.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
+    node = hospital(tmp_path, text)
+    if not text:
+        file = node.config.path
+        node = node_at(file.parent, 'allow = ["factories:net"]\n' + file.read_text("utf-8"))
+    raw = described(model="linear") | ({"model": {"name": "factories:net", "width": 4, "weights": ""}} if text else {})
+    ask(node, raw | {part: {"name": "factories:net", "weights": "/etc/passwd"}})
+    assert not (tmp_path / "called").exists()
+    if part in ("algorithm", "solver"):
+        assert "factories:net" in node.said[-1]
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -358,3 +391,35 @@ def test_scores_are_sent_a_few_times_only(tmp_path: Path) -> None:
     state = {"state/centers": torch.zeros(1, 3)}
     codes = [ask(node, raw, "scores", clients=["a"], round=k, tensors=state).head.get("refused") for k in range(12)]
     assert codes == [None] * 10 + [Refusal.REQUESTS] * 2
+
+
+def test_two_workers_do_not_share_a_memory(tmp_path: Path) -> None:
+    """They would count requests and privacy beside each other, each up to the limit."""
+    memory = hospital(tmp_path).config.memory
+    first = only_worker(memory)
+    with pytest.raises(fs.InputError, match="is in use by another worker"):
+        only_worker(memory)
+    os.close(first)
+    os.close(only_worker(memory))
+
+
+def test_a_score_may_be_that_of_a_single_point(tmp_path: Path) -> None:
+    """What is left to a server where scores are sent: a network that is 0 for all points but one, times a million."""
+    node = hospital(tmp_path)
+    raw = described(model={"name": "mlp", "hidden": [1]})
+    train(node, raw, size=6)
+    here = node.loaded["e"].host
+    first = here.data.take([0]).x[here.data.take([0]).points][:, 0].sort().values
+    threshold = float(first[-2:].mean())
+    layout = {name: place for name, place, _ in here.model.layout.slices()} if here.model.layout else {}
+    center, (w1, b1, w2, _) = torch.zeros(1, 6), layout.values()
+    center[0, w1.start], center[0, b1.start], center[0, w2.start] = 1.0, -threshold, 1e6
+    sent = ask(node, raw, "scores", clients=["a"], tensors={"state/centers": center}).tensors["train"]
+    assert (float(sent[0]) * len(first)) ** 0.5 / 1e6 + threshold == pytest.approx(float(first[-1]), rel=1e-4)
+
+
+def test_requests_of_a_round_are_limited(tmp_path: Path) -> None:
+    node, raw = hospital(tmp_path, "[policy]\nrequests_per_round = 5\n"), described()
+    codes = [train(node, raw, round=0, ask=k).head.get("refused") for k in range(7)]
+    assert codes == [None] * 5 + [Refusal.REQUESTS] * 2
+    assert "w" in train(node, raw, round=1).tensors

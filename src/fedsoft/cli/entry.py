@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -34,6 +35,7 @@ def _top(
 
 def main() -> NoReturn:
     guard_terminal()
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes that are started look for no modules in the current folder
     try:
         code = app(prog_name="fedsoft", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:  # its help is on the screen

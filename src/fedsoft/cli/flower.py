@@ -139,13 +139,13 @@ NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The nod
 @flower.command(epilog="Example:  fedsoft flower worker node.toml")
 def worker(node: NodeArgument) -> None:
     """Keep a node's model, data and client state loaded, and answer its SuperNode. Runs until it is stopped."""
-    from fedsoft.flower.launcher import LAUNCH, NODE
+    from fedsoft.flower.launcher import LAUNCH, NODE, PYTHON
     from fedsoft.flower.node.config import NodeConfig
 
     config = NodeConfig(node)
     err.print(f"{config.check()}, at {config.socket}", markup=False, highlight=False, soft_wrap=True)
     # In place of this process: it has imported torch to check the file, and a process with threads cannot be forked.
-    os.execv(sys.executable, [sys.executable, "-c", LAUNCH, NODE, f"{config.socket}.start", str(node)])
+    os.execv(sys.executable, [*PYTHON, "-c", LAUNCH, NODE, f"{config.socket}.start", str(node)])
 
 
 @flower.command(

@@ -25,7 +25,7 @@ from fedsoft.cli.common import (
     say,
 )
 from fedsoft.errors import FilesGone, InputError
-from fedsoft.escape import file_name, shown
+from fedsoft.escape import csv_cell, file_name, shown
 
 if TYPE_CHECKING:
     from fedsoft.onboarding.learning_curve import Curve
@@ -302,6 +302,6 @@ def _columns(run: Run, found: Any) -> dict[str, list[Any]]:
 def _csv(columns: dict[str, list[Any]]) -> str:
     with io.StringIO() as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        writer.writerow(map(csv_cell, columns))
+        writer.writerows(map(csv_cell, row) for row in zip(*columns.values(), strict=True))
         return text.getvalue()

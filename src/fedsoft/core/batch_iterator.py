@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.batches import GradientParts, Problem, plan_batches
+from fedsoft.core.batches import GradientParts, Problem, check_rows, plan_batches
 from fedsoft.core.client_data import ClientData, augmented
 from fedsoft.core.model import as_numbers
 
@@ -133,6 +133,7 @@ class RowBatches(BatchIterator):
 
     def gradient_parts(self, w: Tensor) -> GradientParts:
         self.calls += 1
+        check_rows("the stack of models", w, len(w), self.model.size)
         if self.buffer is None:
             self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
         gradient, pull = self.buffer[: len(w)], self.pull[self.now] if self.pull else None

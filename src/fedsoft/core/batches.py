@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.model import Layout, Model, OuterProduct
+from fedsoft.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,31 @@ class Prox:
         """Return its value at `w[m, P]`, but for a constant."""
         return (w * (pulled(self.strength, w) / 2 - self.target)).sum(1)
 
+    def check(self, clients: int, size: int, dtype: torch.dtype) -> None:
+        """Raise unless it has a row for each client and a column for each parameter, of the type of the models."""
+        check_rows("the proximal term", self.target, clients, size)
+        if self.strength.shape not in ((clients, 1), (clients, size), (clients, size, size)):
+            raise InputError(
+                f"the strength of the proximal term has shape {list(self.strength.shape)}: should be {[clients, 1]}, "
+                f"{[clients, size]} or {[clients, size, size]}"
+            )
+        for part in (self.strength, self.target):
+            if part.dtype != dtype:
+                raise InputError(f"the proximal term is of {part.dtype}: should be of {dtype}, as the models are")
+
 
 def pulled(strength: Tensor, w: Tensor) -> Tensor:
     """Return the product of a strength `[a, 1]`, `[a, P]` or `[a, P, P]` with `w[a, P]`."""
     return (strength @ w[:, :, None])[:, :, 0] if strength.ndim == 3 else strength * w
+
+
+def check_rows(what: str, rows: Tensor, clients: int, columns: int) -> None:
+    """Raise unless `rows` is `[clients, columns]`: compiled loops do not look where an array ends.
+
+    What clients are sent may have any shape, and what lies behind it in memory must not become part of a reply.
+    """
+    if rows.shape != (clients, columns):
+        raise InputError(f"{what} has shape {list(rows.shape)}: should be {[clients, columns]}")
 
 
 @dataclass(frozen=True)

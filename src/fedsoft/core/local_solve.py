@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.batch_iterator import iterate_batches
-from fedsoft.core.batches import GradientParts, Plan, Problem
+from fedsoft.core.batches import GradientParts, Plan, Problem, check_rows
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.model import Model, as_numbers
 
@@ -32,6 +32,7 @@ class Work:
         return Work(torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int64))
 
 
+@runtime_checkable
 class Solver(Protocol):
     """Minimizes the problem of each of m clients, all at once."""
 
@@ -80,6 +81,9 @@ def descend(
     solver: FirstOrder, problem: Problem, w: Tensor, state: OptimizerState
 ) -> tuple[Tensor, OptimizerState, Tensor]:
     """Do mini-batch descent for all clients of the problem at once."""
+    check_rows("the start of descent", w, len(problem.data), problem.model.size)
+    if problem.prox is not None:
+        problem.prox.check(len(problem.data), problem.model.size, w.dtype)
     batches = iterate_batches(problem, w.dtype, batch=solver.batch, epochs=solver.epochs, shuffle=solver.shuffle)
     w = batches.stack(w)
     state = {name: batches.stack(value) for name, value in state.items()}

@@ -159,9 +159,14 @@ class Site:
         return draw
 
     def losses(self, centers: Tensor) -> Tensor:
-        """Return the loss of every point under every center, `[points, S]`."""
+        """Return the loss of every point under every center, `[points, S]`.
+
+        Where points are to be hidden all losses are finite: one that is not would spoil the shares of all other points,
+        by more than any noise for a single point.
+        """
         self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
-        return losses_of_all(self.model, self.data, centers)
+        found = losses_of_all(self.model, self.data, centers)
+        return found if self.hide is None else found.nan_to_num(nan=torch.finfo(found.dtype).max)
 
     def own_losses(self, w: Tensor) -> Tensor:
         """Return the summed loss `[m]` of each client's own model `w[m, P]`."""

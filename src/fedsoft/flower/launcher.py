@@ -29,6 +29,7 @@ from typing import NoReturn
 from fedsoft.errors import InputError
 from fedsoft.flower import frames
 
+PYTHON = (sys.executable, "-P")  # modules are not looked for where it is started
 NODE, SERVER = "flwr-clientapp", "flwr-serverapp"
 LAUNCH = "import sys; from fedsoft.flower.launcher import main; main(*sys.argv[1:])"
 SHIM = """#!{python} -IS
@@ -60,7 +61,7 @@ def write_shim(folder: Path, listens_at: Path, name: str, line: Sequence[str]) -
 
 def write_node_commands(folder: Path, listens_at: Path, superexec: str) -> None:
     """Write all commands that Flower's SuperNode may start, to a folder that is its whole PATH."""
-    write_shim(folder, listens_at, NODE, [sys.executable, "-P", "-c", ALONE])
+    write_shim(folder, listens_at, NODE, [*PYTHON, "-c", ALONE])
     _write_command(folder / "flower-superexec", f'#!/bin/sh\nexec {shlex.quote(superexec)} "$@"\n')
     for name in OTHERS:
         _write_command(folder / name, NOT_HERE.format(python=sys.executable))
@@ -122,7 +123,7 @@ def main(name: str, socket_path: str, node: str | None = None, ready: str | None
 def _worker(node: str, ready: Path) -> subprocess.Popen[bytes]:
     ready.unlink(missing_ok=True)
     code = "import sys; from fedsoft.flower.node.worker import main; main(*sys.argv[1:])"
-    return subprocess.Popen([sys.executable, "-c", code, node, str(ready)])
+    return subprocess.Popen([*PYTHON, "-c", code, node, str(ready)])
 
 
 def _command(name: str) -> Callable[[], None]:

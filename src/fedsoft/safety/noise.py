@@ -100,7 +100,9 @@ def hidden_models(w: Tensor, around: Tensor, privacy: Privacy, draws: list[np.ra
     length = torch.linalg.vector_norm(update, dim=1, keepdim=True)
     noise = torch.from_numpy(np.stack([draw.standard_normal(w.shape[1]) for draw in draws])).to(w.device)
     clipped = update * (privacy.update_clip / length.clamp(min=privacy.update_clip))
-    return (around.double() + clipped + 2 * privacy.update_clip * privacy.update_noise * noise).to(w.dtype)
+    # Noise first: a server chooses `around`, and beside a large one the update would be rounded before it is hidden.
+    hidden = clipped + 2 * privacy.update_clip * privacy.update_noise * noise
+    return (around.double() + hidden).to(w.dtype)
 
 
 # --- on centers -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from fedsoft.core.contract import Algorithm, Means, State
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
 
+LEAST_CLIP = 1e-30  # near the smallest numbers that there are, rounding would make long what was clipped
 ORDERS = [*range(2, 65), 80, 96, 128, 192, 256]  # of Renyi divergences, for draws without replacement
 
 
@@ -118,6 +119,8 @@ class Privacy:
                     f"privacy.{clip} = {limit} and privacy.{noise} = {std} are not allowed: should both be above "
                     "0, or both 0"
                 )
+            if 0 < limit < LEAST_CLIP:
+                raise InputError(f"privacy.{clip} = {limit} is not allowed: should be at least {LEAST_CLIP:g}, or 0")
         if self.update_noise and algorithm.means(clients) is None and not algorithm.counting:
             raise InputError(
                 f"privacy.update_noise = {self.update_noise} is not allowed for {kind}: should be 0, since it is "

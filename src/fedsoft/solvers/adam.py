@@ -94,6 +94,8 @@ class AdamStepper:
         """Take the same step, including the proximal pull and gradients that are still products."""
         from fedsoft.core import kernels
 
+        if parts.pull is not None and parts.pull[0].shape[1:] != (1,):  # the compiled loops know one strength a client
+            parts = GradientParts(parts.total(w))
         strength, target = (scale, w) if parts.pull is None else parts.pull  # without a pull they are not used
         rate = (self.keep.numpy(), scale[:, 0].numpy(), eps[:, 0].numpy())
         pulled, strengths = parts.pull is not None, strength[:, 0].numpy()

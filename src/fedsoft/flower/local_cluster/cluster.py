@@ -6,14 +6,13 @@ import errno
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.flower.launcher import LAUNCH, NODE, SERVER, write_shim
+from fedsoft.flower.launcher import LAUNCH, NODE, PYTHON, SERVER, write_shim
 from fedsoft.flower.local_cluster import flwr
 from fedsoft.flower.local_cluster.files import ClusterFiles
 from fedsoft.flower.local_cluster.flwr import HOST
@@ -78,7 +77,7 @@ class LocalCluster(ClusterFiles):
         """Start the SuperLink and wait until it listens."""
         self._wait_for_address()
         launcher, environment = self.socket("server"), flwr.environment(self)
-        line = [sys.executable, "-c", LAUNCH, SERVER, str(launcher)]
+        line = [*PYTHON, "-c", LAUNCH, SERVER, str(launcher)]
         self.processes.start("launcher", line, self.folder / "launcher.log", environment)
         write_shim(self.folder / "bin", launcher, SERVER, [flwr.command(SERVER)])
         environment["PATH"] = os.pathsep.join([str(self.folder / "bin"), environment["PATH"]])
@@ -93,7 +92,7 @@ class LocalCluster(ClusterFiles):
         ready = folder / "worker.ready"
         ready.unlink(missing_ok=True)
         words = [NODE, f"{self.socket(k)}.start", str(folder / "node.toml"), str(ready)]
-        line = [sys.executable, "-c", LAUNCH, *words]
+        line = [*PYTHON, "-c", LAUNCH, *words]
         self.processes.start(f"worker-{k}", line, folder / "worker.log", flwr.environment(self))
 
     def start_supernode(self, k: int, *, through: str | None = None) -> None:

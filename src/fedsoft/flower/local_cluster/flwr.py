@@ -13,7 +13,7 @@ from pathlib import Path
 import tomli_w
 
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.flower.launcher import write_node_commands
+from fedsoft.flower.launcher import PYTHON, write_node_commands
 from fedsoft.flower.local_cluster.files import ClusterFiles
 from fedsoft.flower.server.identity import fingerprint_of
 from fedsoft.storage.atomic import write_folder
@@ -108,7 +108,7 @@ def flwr(files: ClusterFiles, lines: Sequence[Sequence[str]], seconds: float = P
     words = " ".join(lines[0][:2])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", CODE, json.dumps(lines)], env=environment(files), capture_output=True, text=True,
+            [*PYTHON, "-c", CODE, json.dumps(lines)], env=environment(files), capture_output=True, text=True,
             timeout=seconds, cwd=files.folder,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -31,7 +31,9 @@ import numpy as np
 from pydantic import Field
 
 from fedsoft import plugins
+from fedsoft.core.contract import Algorithm
 from fedsoft.core.federation import DataShape, Federation
+from fedsoft.core.local_solve import Solver
 from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.flower.node.policy import Policy
 from fedsoft.flower.node.refusals import Refusal, Refused
@@ -186,7 +188,7 @@ class NodeConfig:
         for name in specs.code_in(raw):
             if name not in self.allow:
                 raise Refused(Refusal.NOT_ALLOWED, f"the run names the code '{name}', which is not in 'allow'")
-        self.policy.check_names(raw, self.allow)
+        self.policy.check_names(raw, self.file.allow)  # what is allowed as the model is no algorithm
         if self.data.shard is None and "partition" in raw:
             raise Refused(Refusal.DATA, "the run has a partition, but the data of this node is its own")
         about_server = ("aggregator", "attack")
@@ -194,6 +196,10 @@ class NodeConfig:
             spec = RunSpec.from_dict({k: v for k, v in raw.items() if k not in about_server}, allow=self.allow)
         except InputError as error:
             raise Refused(Refusal.NOT_ALLOWED, f"the run is not valid: {error}") from None
+        for kind, part, role in (("algorithms", spec.algorithm, Algorithm), ("solvers", spec.solver, Solver)):
+            made = plugins.find(kind, part.name, self.allow)
+            if not (isinstance(made, type) and issubclass(made, role)):  # before it is called
+                raise Refused(Refusal.NOT_ALLOWED, f"'{part.name}' is no {role.__name__}")
         self.policy.check(spec.to_dict())  # with all settings as they will be used
         if self.file.model is not None and self._agreed() != spec.model.to_dict():
             detail = f"this node trains the model {self._agreed()}, not {spec.model.to_dict()}"

@@ -55,9 +55,11 @@ class Experiment:
         """Refuse tensors that are not one row for each client, or more models than `most`."""
         if twice := each.keys() & shared.keys():
             raise Refused(Refusal.MESSAGE, f"{sorted(twice)} are sent for each client and for all")
-        centers = shared.get("centers")
+        centers, size = shared.get("centers"), self.host.model.size
         if centers is not None and (centers.ndim, centers.dtype) != (2, self.host.training.dtype):
             raise Refused(Refusal.MESSAGE, f"'centers' of shape {list(centers.shape)} and type {centers.dtype}")
+        if centers is not None and centers.shape[1] != size:
+            raise Refused(Refusal.MESSAGE, f"'centers' of shape {list(centers.shape)}: models have {size} parameters")
         for name, value in each.items():
             if not value.ndim or len(value) != clients:
                 raise Refused(Refusal.MESSAGE, f"'{name}' has not one row for each client")

@@ -122,23 +122,27 @@ class Node:
     def _paid(self, here: Experiment, request: Request) -> Iterator[list[Released]]:
         """Charge the budget for what a job releases. One that fails costs as if it had released all it could.
 
-        That it failed may reveal something about points, so the reason is not sent where noise is mandatory.
+        That it failed may reveal something about points, so the reason is not sent where noise is mandatory. It is paid
+        for in advance: a job may also end with its process. One that the owner stopped costs nothing.
         """
         releases: list[Released] = []
         if here.privacy is None:
             yield releases
             return
         most = here.privacy.precision(Released(1, 1))
-        self.budget.check(request.clients, most)
+        before = self.budget.check(request.clients, most)
+        # A server chooses the noise, and so the price of an answer; that of a failure is fixed.
+        self.budget.spend(before, request.clients, max(most, FAILURE))
         try:
             yield releases
         except Exception as error:
-            # A server chooses the noise, and so the price of an answer; that of a failure is fixed.
-            self.budget.spend(request.clients, max(most, FAILURE))
             if self.config.policy.requires_noise:
                 raise Refused(Refusal.FAILED, f"{error!r}, after job '{request.job}' had begun") from None
             raise
-        self.budget.spend(request.clients, here.privacy.precision(releases[0]))
+        except BaseException:
+            self.budget.spend(before, request.clients, 0.0)
+            raise
+        self.budget.spend(before, request.clients, here.privacy.precision(releases[0]))
 
     def _scores(self, request: Request, message: WireMessage) -> WireMessage:
         """Return metrics of each client's personal predictions on its own points: two numbers of each."""

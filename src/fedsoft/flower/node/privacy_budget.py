@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsoft.errors import StoreError
@@ -35,18 +35,20 @@ class PrivacyBudget:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise StoreError(f"'{path}' is damaged ({type(error).__name__}): nothing is answered without it") from None
 
-    def check(self, clients: Sequence[str], precision: float) -> None:
-        """Refuse a job that may release so much before any data is used: a later refusal would reveal something."""
+    def check(self, clients: Sequence[str], precision: float) -> dict[str, float]:
+        """Refuse a job that may release so much before any data is used: a later refusal would reveal something.
+
+        Return what was spent before it.
+        """
         noise, known = self.policy.noise, self.read()
         if not noise.epsilon:
-            return
+            return known
         epsilon = gaussian_epsilon(1.0, noise.delta, max(known.get(name, 0.0) for name in clients) + precision)
         if epsilon > noise.epsilon:
             detail = f"epsilon would become {epsilon:.3g}, and policy.privacy.epsilon is {noise.epsilon:g}"
             raise Refused(Refusal.SPENT, detail)
+        return known
 
-    def spend(self, clients: Sequence[str], precision: float) -> None:
-        """Write down what these clients are about to release."""
-        known = self.read()
-        known |= {name: known.get(name, 0.0) + precision for name in clients}
-        write_json(self.folder / FILE, known)
+    def spend(self, known: Mapping[str, float], clients: Sequence[str], precision: float) -> None:
+        """Write down what these clients release, beside what was `known` to be spent before."""
+        write_json(self.folder / FILE, {**known, **{name: known.get(name, 0.0) + precision for name in clients}})

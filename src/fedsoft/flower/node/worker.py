@@ -10,6 +10,7 @@ launcher restarts the worker.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -22,7 +23,7 @@ from typing import NoReturn
 
 import psutil
 
-from fedsoft.errors import FedsoftError
+from fedsoft.errors import FedsoftError, InputError
 from fedsoft.flower import frames
 from fedsoft.flower.node.config import NodeConfig
 from fedsoft.flower.node.node import Node, log
@@ -39,6 +40,7 @@ STALLED = 60.0  # seconds without a byte after which a connection is closed
 def serve(node: Node, ready: Path | None = None) -> NoReturn:
     """Answer until SIGTERM or Ctrl-C. The file `ready` is written when requests can be answered."""
     path = node.config.socket
+    alone = only_worker(node.config.memory)
     listener = frames.listen(path)
     limit_memory(memory_size(node.config.policy.ram))
 
@@ -61,6 +63,21 @@ def serve(node: Node, ready: Path | None = None) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         listener.close()
         path.unlink(missing_ok=True)
+        os.close(alone)
+
+
+def only_worker(memory: Path) -> int:
+    """Return a lock on a node's memory, which ends with the process.
+
+    Two workers at once would count requests and privacy beside each other.
+    """
+    handle = os.open(memory / ".lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"memory = '{memory}' is in use by another worker: each node should have its own") from None
+    return handle
 
 
 def answer_one(node: Node, connection: socket.socket) -> None:
@@ -132,4 +149,8 @@ def limit_memory(more: int) -> None:
 
 
 def main(path: str, ready: str | None = None) -> NoReturn:
-    serve(Node(NodeConfig(Path(path)), log), Path(ready) if ready else None)
+    try:
+        serve(Node(NodeConfig(Path(path)), log), Path(ready) if ready else None)
+    except InputError as error:
+        log(f"error: {error}")
+        raise SystemExit(2) from None

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable
 
-from fedsoft.escape import plain
+from fedsoft.escape import csv_cell, plain
 from fedsoft.reports.page.blocks import Block, Cell, Code, Column, Figure, Page, Table, Text, Verdict, missing
 
 VERDICTS = {True: "holds", False: "does not hold", None: ""}
@@ -86,7 +86,7 @@ def _csv(table: Table) -> str:
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as the text of a CSV file."""
     text = io.StringIO()
-    csv_files.writer(text, lineterminator="\n").writerows(rows)
+    csv_files.writer(text, lineterminator="\n").writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
 
 
