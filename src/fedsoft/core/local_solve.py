@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.core.batch_iterator import iterate_batches
 from fedsoft.core.batches import GradientParts, Plan, Problem
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Layout, Model, as_numbers
 
 OptimizerState = dict[str, Tensor]
 """What an optimizer keeps of each client between rounds, `[m, ...]`."""
@@ -35,8 +35,8 @@ class Work:
 class Solver(Protocol):
     """Minimizes the problem of each of m clients, all at once."""
 
-    def init_state(self, w: Tensor) -> OptimizerState:
-        """Return the optimizer state of clients with models `w[m, P]` that have taken no step yet."""
+    def init_state(self, w: Tensor, layout: Layout | None = None) -> OptimizerState:
+        """Return the optimizer state of clients with models `w[m, P]` of that layout that have taken no step yet."""
         ...
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:

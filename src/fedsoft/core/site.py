@@ -47,6 +47,10 @@ class Site:
         """Return shares as they may leave the clients: with noise on their counts, if the run asks for it."""
         return shares if self.hide is None else self.hide(shares)
 
+    def optimizer_state(self, w: Tensor) -> OptimizerState:
+        """Return the local solver's state for models `w[m, P]` that have taken no step yet."""
+        return self.solver.init_state(w, self.model.layout)
+
     def solve(
         self,
         w: Tensor,
@@ -57,8 +61,8 @@ class Site:
         label: str = "batches",
     ) -> tuple[Tensor, OptimizerState]:
         """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
-        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label))
-        before = self.solver.init_state(w) if optimizer_state is None else optimizer_state
+        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label), self.t)
+        before = self.optimizer_state(w) if optimizer_state is None else optimizer_state
         solved, after, gradients = self.solver.solve(problem, w, before)
         self.work.gradients.add_(gradients.cpu())
         return solved, after
@@ -70,7 +74,7 @@ class Site:
         """
         if not isinstance(self.solver, FirstOrder):
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
-        problem = Problem(self.model, self.data, None, None, lambda: self.generators(label))
+        problem = Problem(self.model, self.data, None, None, lambda: self.generators(label), self.t)
         s = self.solver
         return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
 

@@ -165,14 +165,14 @@ class NewClients:
 
     def solve(
         self, data: ClientData, w: Tensor, prox: Prox | None, names: list[str], *labels: str | int,
-        optimizer_state: OptimizerState | None = None,
+        optimizer_state: OptimizerState | None = None, t: int = 0,
     ) -> tuple[Tensor, OptimizerState]:  # fmt: skip
-        """Apply the run's local solver to the points of new clients."""
+        """Apply the run's local solver to the points of new clients, whose round t is: they begin at round 0."""
         problem = Problem(
             self.model, replace(data, augment=self.augment), prox, None,
-            lambda: [generator(self.seed, *labels, name) for name in names],
+            lambda: [generator(self.seed, *labels, name) for name in names], t,
         )  # fmt: skip
-        before = self.solver.init_state(w) if optimizer_state is None else optimizer_state
+        before = self.solver.init_state(w, self.model.layout) if optimizer_state is None else optimizer_state
         solved, after, _ = self.solver.solve(problem, w, before)
         return solved, after
 

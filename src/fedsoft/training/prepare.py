@@ -167,4 +167,4 @@ def _try_out(training: Training, federation: Federation) -> None:
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: [generator(0, "try")])
     with torch.no_grad():
-        solver.solve(problem, w, solver.init_state(w))
+        solver.solve(problem, w, solver.init_state(w, training.model.layout))
