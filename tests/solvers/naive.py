@@ -58,7 +58,7 @@ class NaiveClient:
 
                 self.optimizer.param_groups[0]["lr"] = self.lr * rate(t, step, steps)
                 with torch.enable_grad():
-                    self.optimizer.step(closure)  # pyright: ignore[reportCallIssue]
+                    self.optimizer.step(closure)  # pyright: ignore[reportCallIssue, reportArgumentType]
                 step += 1
 
 

@@ -125,11 +125,13 @@ def own_outputs(model: Model, data: ClientData, w: Tensor) -> Tensor:
     return model.outputs(w[:1], data.x[:0][None])[0] if result is None else result
 
 
-def own_gradients(model: Model, data: ClientData, w: Tensor) -> Tensor:
-    """Return the gradient of each client's mean loss at its own model `w[m, P]`."""
+def own_gradients(model: Model, data: ClientData, w: Tensor, point_weights: Tensor | None = None) -> Tensor:
+    """Return the gradient of each client's mean loss at its own model `w[m, P]`, weighted by point where given."""
     total = torch.zeros_like(w)
     for block in blocks(data):
         weight = block.real.to(w.dtype) / data.sizes[block.rows, None]
+        if point_weights is not None:
+            weight = weight * point_weights[block.order]
         part = model.gradient(w[block.rows], data.x[block.places], data.y[block.places], weight)
         total.index_add_(0, block.rows, part)
     return total

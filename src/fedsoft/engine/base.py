@@ -65,7 +65,8 @@ class Engine(abc.ABC):
         self.guards = Guards.of(self.conditions.guard, self.algorithm, self.model.size)
         self.released, self.asks = Released(), 0  # in this round: noisy releases; number of asks
         # Names the experiment in draws of noise, see `ClientHost`.
-        self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size)
+        further = () if training.class_weights is None else (repr(training.class_weights),)
+        self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size, *further)
         self.excluded: list[Exclusion] = []  # in this round
         self.clusters: np.ndarray | None = None  # of the clients, as far as the server knows
         self.t, self.last = 0, False
@@ -235,7 +236,10 @@ class Engine(abc.ABC):
     def _site(self, data: ClientData, names: list[str]) -> Site:
         training = self.training
         work = Work.none(len(names))
-        return Site(self.model, data, training.solver, names, training.seed, 0, training.dtype, work=work)
+        return Site(
+            self.model, data, training.solver, names, training.seed, 0, training.dtype, work=work,
+            class_weights=training.class_weights,
+        )  # fmt: skip
 
 
 class Factory(Protocol):
