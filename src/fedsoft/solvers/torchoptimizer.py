@@ -50,7 +50,7 @@ class TorchOptimizer:
     """
 
     optimizer: CodeName | Callable[..., torch.optim.Optimizer]
-    options: dict[str, Option] = Field(default_factory=dict)
+    options: dict[str, Option] | None = None
     epochs: Annotated[int, Field(ge=1)] = 10
     batch: Annotated[int, Field(ge=1)] = 10
     shuffle: bool = True
@@ -83,7 +83,9 @@ class TorchOptimizer:
 
     def make(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Return an optimizer of these parameters; raise InputError where it cannot be made."""
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
+        options = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in (self.options or {}).items()
+        }
         made = self._made
         try:
             found = made(parameters, **options)
