@@ -115,7 +115,6 @@ SOLVERS |= {
         (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     )
 }
-ADAM_LIKE = ("torch NAdam", "torch RAdam", "torch Adamax")
 
 
 def compared(network: str, solver: Any, make: Make, *, rate: Rate | None = None, atol: float = 1e-8) -> None:
@@ -145,8 +144,18 @@ def pulls(model: Model, m: int, t: int) -> tuple[Tensor, Tensor]:
     return torch.rand(m, 3, generator=rng, dtype=torch.float64), random_stack(model, 3, seed=t + 1)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("network", NETWORKS)
+IN_A_CHAIN = (
+    "sgd, momentum, decay, clip",
+    "adam, decay",
+    "adam, clip",
+    "adamw, clip",
+    "torch RMSprop",
+    "torch Adafactor",
+)
+EVERYWHERE = [(network, solver) for network in ("small", "stacked", "loop") for solver in SOLVERS]
+
+
+@pytest.mark.parametrize(("network", "solver"), [*EVERYWHERE, *(("chain", solver) for solver in IN_A_CHAIN)])
 def test_ragged_clients_over_rounds_are_a_plain_loop_with_torch(network: str, solver: str) -> None:
     compared(network, *SOLVERS[solver])
 
