@@ -28,7 +28,8 @@ class Measured:
     personal_train: list[float | None]
     personal_held_out: list[float | None]
     worst_decile: list[float | None]
-    metrics: dict[str, dict[str, list[float | None]]]  # further ones: mean and worst decile on held-out points
+    # further metrics: mean and worst decile on held-out points
+    metrics: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
     rounds: list[int]
     gradients_per_client: list[float]
     evaluations_per_client: list[float]
