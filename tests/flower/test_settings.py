@@ -81,6 +81,11 @@ def test_label_counts_do_not_leave_nodes_for_weights(tmp_path: Path) -> None:
             {"solver": {"name": "torchoptimizer", "optimizer": "torch.optim:SGD", "options": {"lr": 1.0}}},
             "solver.options.lr = 1.0 is outside",
         ),
+        (
+            {"lr": [0, 0.1]},
+            {"solver": {"name": "torchoptimizer", "optimizer": "torch.optim:SGD", "options": {"lr": True}}},
+            "solver.options.lr = True is outside",
+        ),
         ({"lr": [0, 0.1]}, {"solver": {"name": "sgd", "lr": 1.0}}, "solver.lr = 1.0 is outside"),
     ],
 )
