@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft import plugins
 from fedsoft.runs import spec
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,17 @@ def test_the_toml_of_the_readme_is_a_run(tmp_path: Path) -> None:
     for block in found:
         (tmp_path / "own.toml").write_text(block)
         assert spec.read(str(tmp_path / "own.toml")).rounds > 0
+
+
+def test_the_examples_of_training_run(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "training.md", "python"):
+        exec(compile(block, "training.md", "exec"), names)
+    assert names["accuracy"] > 0.7
+    for block in blocks(ROOT / "docs" / "training.md", "toml"):
+        (tmp_path / "own.toml").write_text(block)
+        chosen = spec.read(str(tmp_path / "own.toml"))
+        assert plugins.build("solvers", chosen.solver.name, chosen.solver.settings, chosen.allow)
 
 
 def test_the_algorithm_of_the_guide_works() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.mocha import MOCHA
     from fedsoft.algorithms.pfedme import pFedMe
     from fedsoft.core.federation import Federation
+    from fedsoft.core.schedules import Schedule
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exports.export import export
     from fedsoft.onboarding.new_clients import Adopted
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from fedsoft.safety.conditions import Conditions
     from fedsoft.safety.privacy import Privacy
     from fedsoft.solvers.adam import Adam
+    from fedsoft.solvers.adamw import AdamW
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
+    from fedsoft.solvers.torchoptimizer import TorchOptimizer
     from fedsoft.studies.center_count import choose
     from fedsoft.training import FitOptions, Limit, Run, fit
 
@@ -55,6 +58,7 @@ _HOME = {
     "Federation": "core.federation", "Conditions": "safety.conditions", "Privacy": "safety.privacy",
     "Run": "training", "fit": "training", "FitOptions": "training", "Limit": "training", "load": "runs.execute",
     "export": "exports.export", "Adopted": "onboarding.new_clients", "choose": "studies.center_count",
+    "Schedule": "core.schedules",
 }  # fmt: skip
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "MOCHA",
     "SGD",
     "Adam",
+    "AdamW",
     "Adopted",
     "Conditions",
     "Ditto",
@@ -89,7 +94,9 @@ __all__ = [
     "Local",
     "Privacy",
     "Run",
+    "Schedule",
     "StoreError",
+    "TorchOptimizer",
     "aggregators",
     "algorithms",
     "attacks",

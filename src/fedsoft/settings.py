@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import pydantic
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -80,7 +80,7 @@ def renamed(owners: Mapping[str, str]) -> Iterator[None]:
 
 def check_flag(owner: str, field: str, value: object, hint: object) -> None:
     """Refuse true and false where something else is expected: pydantic would read them as 1 and 0."""
-    if isinstance(value, bool) and hint is not bool:
+    if isinstance(value, bool) and hint is not bool and bool not in get_args(hint):
         raise SettingError(owner, field, value, "should not be true or false")
 
 

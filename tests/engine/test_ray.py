@@ -138,6 +138,32 @@ def test_a_network_of_the_user_with_adam_in_float32_and_what_a_run_offers() -> N
         assert engine.client_states.take(rows[:0])["w"].shape == (0, here.model.size)
 
 
+@pytest.mark.parametrize(
+    "solver",
+    [
+        fs.AdamW(lr=0.02, epochs=2, clip=0.5, schedule=fs.Schedule(name="cosine", length=3, warmup=1)),
+        fs.TorchOptimizer(
+            optimizer=torch.optim.NAdam, options={"lr": 0.02}, epochs=2,
+            schedule=fs.Schedule(name="linear", over="steps", length=30),
+        ),
+    ],
+    ids=["adamw", "torch"],
+)  # fmt: skip
+def test_rates_by_round_weights_of_classes_and_optimizers_of_torch_equal_local(solver: Any) -> None:
+    rng = np.random.default_rng(1)
+    pairs = [(rng.standard_normal((n, 4)), rng.integers(3, size=n)) for n in (6, 19, 5, 8, 7)]
+    fed = fs.Federation.from_clients(pairs, held_out=0.0, classes=3)
+
+    def run(**options: Any) -> Run:
+        chosen = fs.FitOptions(dtype="float64", class_weights="local", **options)
+        return fs.fit(fs.FedSoft(S=2, K=3), fed, fs.models.mlp(hidden=[5]), rounds=4, solver=solver, options=chosen)
+
+    here = run()
+    with at_workers(run(engine="ray", workers=2)) as (there, _):
+        assert torch.allclose(here.state.centers, there.state.centers, rtol=0, atol=1e-9)
+        assert torch.allclose(here.personal(1)["0.weight"], there.personal(1)["0.weight"], rtol=0, atol=1e-9)
+
+
 def test_what_crosses_grows_with_centers_and_workers_and_not_with_clients() -> None:
     """FedAvg of everybody sends a model to each worker and a sum back; of a client, only its weight in the sum."""
     size = 3 * 64 + 64 + 64 + 1

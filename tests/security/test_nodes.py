@@ -21,6 +21,7 @@ from fedsoft.flower.node.policy import BOUNDS
 from fedsoft.flower.node.refusals import MEANS, Refusal, meaning
 from fedsoft.flower.node.worker import only_worker
 from fedsoft.flower.wire import WireMessage
+from fedsoft.runs.spec import KEYS
 from tests.flower.places import describe, node_at, shard, spec
 from tests.security.hospital import KEY, OWN, ask, described, hospital, refused, train
 
@@ -200,7 +201,7 @@ def test_bounds_hold_however_a_number_is_written(tmp_path: Path) -> None:
 
 
 def test_every_bound_is_of_a_setting_that_exists() -> None:
-    known = {
+    known = {*KEYS} | {
         key
         for kind in ("algorithms", "solvers")
         for made in plugins.load(kind).values()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedsoft import plugins
-from fedsoft.core.contract import jobs_of
 from fedsoft.flower.node.refusals import Refusal
 from tests.security.hospital import ask, described, hospital
 
@@ -28,7 +27,7 @@ def test_models_of_another_size_do_not_show_what_lies_behind_them_in_memory(name
     raw = described(algorithm=name, model=model, solver={"name": "adam", "epochs": 1, "batch": 100})
     assert "clients" in ask(node, raw).head
     made, asked = plugins.build("algorithms", name, {}), 0
-    for job in jobs_of(made):
+    for job in made.jobs:
         for size in (SIZE - 50, 1, 0, SIZE + 50):
             centers = {"shared/centers": torch.zeros(made.center_count, size)}
             rows = {f"each/{key}": torch.zeros(1, size) for key in SENT}

@@ -71,9 +71,7 @@ class APFL(OneCenter):
         batches, solver = site.batches()
         w, v, alpha = batches.stack(c), batches.stack(mine["v"]), batches.stack(mine["alpha"])
         steppers = [
-            solver.stepper(
-                {name: batches.stack(rows) for name, rows in site.solver.init_state(c).items()}, batches.plan
-            )
+            solver.stepper({name: batches.stack(rows) for name, rows in site.optimizer_state(c).items()}, batches.plan)
             for _ in range(2)
         ]
         for step, b in batches:

@@ -144,7 +144,7 @@ class FedSoft(Starts, Algorithm):
         """Start all clients at one further draw."""
         w = site.draw("client").repeat(len(site), 1)
         u = w.new_full((len(site), self.S), 1 / self.S)
-        return {"w": w, "u": u, **prefixed("optimizer", site.solver.init_state(w))}
+        return {"w": w, "u": u, **prefixed("optimizer", site.optimizer_state(w))}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Play Algorithm 1, lines 2 to 18."""

@@ -48,7 +48,7 @@ class Local(Algorithm):
     def init_client(self, site: Site) -> ClientState:
         """Start all clients at one common draw."""
         w = site.draw("client").repeat(len(site), 1)
-        return {"w": w, **prefixed("optimizer", site.solver.init_state(w))}
+        return {"w": w, **prefixed("optimizer", site.optimizer_state(w))}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         ids = participants(ask, self.K)

@@ -96,7 +96,7 @@ class MAPPER(OneCenter):
 def train_share(site: Site, w: Tensor, share: Tensor, fixed: Tensor) -> Tensor:
     """Minimise f_k(share w + (1 - share) fixed) over `w[m, P]`, with `share[m, 1]`."""
     batches, solver = site.batches()
-    optimizer = {name: batches.stack(rows) for name, rows in site.solver.init_state(w).items()}
+    optimizer = {name: batches.stack(rows) for name, rows in site.optimizer_state(w).items()}
     w, share, fixed = batches.stack(w), batches.stack(share), batches.stack(fixed)
     stepper = solver.stepper(optimizer, batches.plan)
     for step, b in batches:

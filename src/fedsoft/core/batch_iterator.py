@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -59,7 +60,8 @@ class BatchIterator(abc.ABC):
         data = problem.data
         self.model, self.point_weights, self.sizes = problem.model, problem.point_weights, data.sizes
         generators = problem.generators() if shuffle or data.augment else []
-        self.plan = plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
+        plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
+        self.plan = plan = replace(plan, layout=problem.model.layout, t=problem.t)
         self.variations = _variations(data, epochs, generators)
         x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
         x, self.places, self.weights = self._lay_out(x, dtype)
@@ -142,6 +144,19 @@ class RowBatches(BatchIterator):
 
     def gradient(self, w: Tensor) -> Tensor:
         return super().gradient(w).clone()
+
+    def objective(self, w: Tensor, k: int) -> tuple[Tensor, GradientParts]:
+        """Return the loss of client k's current batch at `w[k]`, with the proximal term up to a constant, and its
+        gradient."""
+        x, y, weight = (part[k : k + 1] for part in self.batches[self.now])
+        own = w[k : k + 1].detach()
+        value = (self.model.loss(self.model.outputs(own, x), y) * weight).sum()
+        pull = None
+        if self.pull:
+            strength, target = (part[k : k + 1] for part in self.pull[self.now])
+            value = value + (strength / 2 * own.square() - target * own).sum()
+            pull = (strength, target)
+        return value.detach(), GradientParts(self.model.gradient(own, x, y, weight), pull)
 
 
 class ColumnBatches(BatchIterator):

@@ -80,8 +80,8 @@ class GradientParts:
     layout: Layout | None = None
     products: Sequence[OuterProduct] = ()  # what is not yet in `gradient`, of a single client
 
-    def total(self, w: Tensor) -> Tensor:
-        """Return their sum, in the memory of `gradient`. To be called once."""
+    def total(self, w: Tensor, clip: float | None = None) -> Tensor:
+        """Return their sum, in the memory of `gradient`, at most `clip` long for each client. To be called once."""
         for product in self.products:
             assert self.layout is not None
             product.write(self.layout, self.gradient[0])
@@ -91,6 +91,9 @@ class GradientParts:
                 self.gradient.add_(pulled(strength, w)).sub_(target)
             else:
                 self.gradient.addcmul_(strength, w).sub_(target)
+        if clip is not None:  # as `torch.nn.utils.clip_grad_norm_` does
+            norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
+            self.gradient.mul_((clip / (norms + 1e-6)).clamp_(max=1))
         return self.gradient
 
 
@@ -103,6 +106,7 @@ class Problem:
     prox: Prox | None
     point_weights: Tensor | None  # one for each of data.points
     generators: Callable[[], Sequence[np.random.Generator]]  # one for each client
+    t: int = 0  # the round, from 0: learning rates may depend on it
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ class Plan:
     done: Tensor  # [epochs, columns]: how many steps that client has taken before
     places: Tensor  # [epochs, batch, columns]: place among `data.points`
     weights: Tensor  # [batch, columns]: 1 / (points in the batch), 0 where padded
+    layout: Layout | None = None  # of the models
+    t: int = 0  # the round
 
 
 def plan_batches(

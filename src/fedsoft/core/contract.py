@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.class_weights import FixedWeights
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Model
 from fedsoft.core.site import Site
@@ -292,6 +293,7 @@ class Training:
     solver: Solver
     seed: int
     dtype: torch.dtype = torch.float32
+    class_weights: FixedWeights | None = None
 
 
 J = TypeVar("J", bound=JobFunction)

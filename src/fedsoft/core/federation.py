@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsoft.core.client_arrays import as_pair, check_clients, check_new_client, divide, numbered
 from fedsoft.core.client_data import ClientData, DataShape, Task
-from fedsoft.core.scaling import Scale, scaling_warning
+from fedsoft.core.scaling import Scale, is_scaled, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
 from fedsoft.errors import InputError, unknown
 
@@ -121,8 +121,15 @@ class Federation:
         return replace(self, train=train, held_out=held_out, scale=scale)
 
     def as_seen(self, x: Tensor) -> Tensor:
-        """Return inputs from outside as models see them."""
-        return x if self.scale is None else self.scale(x)
+        """Return inputs from outside as models see them; raise for points of this federation, which are so already."""
+        if self.scale is None:
+            return x
+        if len(x) and is_scaled(x.cpu(), (self.train.x, self.held_out.x), self.scale):
+            raise InputError(
+                "x holds points of this federation, whose inputs are scaled already and would be scaled twice: give "
+                "inputs as they are in your data, or use run.held_out_predictions()"
+            )
+        return self.scale(x)
 
     def __repr__(self) -> str:
         return f"<Federation: {'. '.join([self.about, *self.notices])}>"

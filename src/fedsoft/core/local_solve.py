@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.core.batch_iterator import iterate_batches
 from fedsoft.core.batches import GradientParts, Plan, Problem, check_rows
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Layout, Model, as_numbers
 
 OptimizerState = dict[str, Tensor]
 """What an optimizer keeps of each client between rounds, `[m, ...]`."""
@@ -36,8 +36,8 @@ class Work:
 class Solver(Protocol):
     """Minimizes the problem of each of m clients, all at once."""
 
-    def init_state(self, w: Tensor) -> OptimizerState:
-        """Return the optimizer state of clients with models `w[m, P]` that have taken no step yet."""
+    def init_state(self, w: Tensor, layout: Layout | None = None) -> OptimizerState:
+        """Return the optimizer state of clients with models `w[m, P]` of that layout that have taken no step yet."""
         ...
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
@@ -129,11 +129,13 @@ def own_outputs(model: Model, data: ClientData, w: Tensor) -> Tensor:
     return model.outputs(w[:1], data.x[:0][None])[0] if result is None else result
 
 
-def own_gradients(model: Model, data: ClientData, w: Tensor) -> Tensor:
-    """Return the gradient of each client's mean loss at its own model `w[m, P]`."""
+def own_gradients(model: Model, data: ClientData, w: Tensor, point_weights: Tensor | None = None) -> Tensor:
+    """Return the gradient of each client's mean loss at its own model `w[m, P]`, weighted by point where given."""
     total = torch.zeros_like(w)
     for block in blocks(data):
         weight = block.real.to(w.dtype) / data.sizes[block.rows, None]
+        if point_weights is not None:
+            weight = weight * point_weights[block.order]
         part = model.gradient(w[block.rows], data.x[block.places], data.y[block.places], weight)
         total.index_add_(0, block.rows, part)
     return total

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+FEW_ROWS = 4  # that are looked up
 FAR = 10.0  # a mean or standard deviation of an input that is too large to learn from as it is
 
 
@@ -37,6 +40,24 @@ class Scale:
     def back(self, x: Tensor) -> Tensor:
         """Return inputs as they are in files, for inputs as models see them."""
         return (x.double() * self.std.to(x.device) + self.mean.to(x.device)).to(x.dtype)
+
+
+def is_scaled(x: Tensor, pools: Sequence[Tensor], scale: Scale) -> bool:
+    """Whether inputs are points of these pools, which are scaled: the same memory, or the same values.
+
+    A few rows tell: they would have to be in a pool before and after scaling for the wrong answer.
+    """
+    if any(len(x) and np.may_share_memory(x.numpy(), pool.numpy()) for pool in pools):
+        return True
+    few = x[:: max(1, len(x) // FEW_ROWS)].unique(dim=0)
+    if len(few) < 2 or torch.equal(scale(few), few):
+        return False
+    return all(any(_has_row(pool.flatten(1), row) for pool in pools) for row in few.flatten(1))
+
+
+def _has_row(pool: Tensor, row: Tensor) -> bool:
+    near = pool[pool[:, 0].float() == row[0].float()]  # most rows differ in their first column already
+    return bool((near.float() == row.float()).all(1).any())
 
 
 def scaling_warning(x: Tensor) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
 from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.class_weights import FixedWeights, weights_of_points
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
 from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
@@ -37,6 +38,7 @@ class Site:
     work: Work = field(kw_only=True)
     hide: Hide | None = field(default=None, kw_only=True)
     least_points: int = field(default=1, kw_only=True)  # sums over fewer points of a client are not sent
+    class_weights: FixedWeights | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -49,6 +51,10 @@ class Site:
         """Return shares as they may leave the clients: with noise on their counts, if the run asks for it."""
         return shares if self.hide is None else self.hide(shares)
 
+    def optimizer_state(self, w: Tensor) -> OptimizerState:
+        """Return the local solver's state for models `w[m, P]` that have taken no step yet."""
+        return self.solver.init_state(w, self.model.layout)
+
     def solve(
         self,
         w: Tensor,
@@ -59,11 +65,17 @@ class Site:
         label: str = "batches",
     ) -> tuple[Tensor, OptimizerState]:
         """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
-        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label))
-        before = self.solver.init_state(w) if optimizer_state is None else optimizer_state
+        point_weights = self._weighted(point_weights)
+        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label), self.t)
+        before = self.optimizer_state(w) if optimizer_state is None else optimizer_state
         solved, after, gradients = self.solver.solve(problem, w, before)
         self.work.gradients.add_(gradients.cpu())
         return solved, after
+
+    def _weighted(self, point_weights: Tensor | None) -> Tensor | None:
+        """Return weights of points times those of their classes."""
+        of_classes = weights_of_points(self.class_weights, self.data, self.dtype)
+        return point_weights if of_classes is None else of_classes * (1 if point_weights is None else point_weights)
 
     def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
         """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
@@ -72,7 +84,7 @@ class Site:
         """
         if not isinstance(self.solver, FirstOrder):
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
-        problem = Problem(self.model, self.data, None, None, lambda: self.generators(label))
+        problem = Problem(self.model, self.data, None, self._weighted(None), lambda: self.generators(label), self.t)
         s = self.solver
         return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
 
@@ -127,7 +139,7 @@ class Site:
     def gradient(self, w: Tensor) -> Tensor:
         """Return the gradient of each client's mean loss at `w[m, P]`, over all its points."""
         self.work.gradients.add_(self.data.sizes.cpu())
-        return own_gradients(self.model, self.data, w)
+        return own_gradients(self.model, self.data, w, self._weighted(None))
 
     def curvature(self, w: Tensor, *, diagonal: bool) -> Tensor:
         """Return the curvature of each client's summed loss at `w[m, P]`: a matrix `[m, P, P]`, or its diagonal.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import ClientMetric, Judged
-from fedsoft.core.contract import Answer, Ids, Reply, Rows, State, Training
+from fedsoft.core.contract import Algorithm, Answer, Ids, Reply, Rows, State, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Work
 from fedsoft.core.site import Site
@@ -64,7 +65,8 @@ class Engine(abc.ABC):
         self.guards = Guards.of(self.conditions.guard, self.algorithm, self.model.size)
         self.released, self.asks = Released(), 0  # in this round: noisy releases; number of asks
         # Names the experiment in draws of noise, see `ClientHost`.
-        self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size)
+        further = () if training.class_weights is None else (repr(training.class_weights),)
+        self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size, *further)
         self.excluded: list[Exclusion] = []  # in this round
         self.clusters: np.ndarray | None = None  # of the clients, as far as the server knows
         self.t, self.last = 0, False
@@ -234,7 +236,10 @@ class Engine(abc.ABC):
     def _site(self, data: ClientData, names: list[str]) -> Site:
         training = self.training
         work = Work.none(len(names))
-        return Site(self.model, data, training.solver, names, training.seed, 0, training.dtype, work=work)
+        return Site(
+            self.model, data, training.solver, names, training.seed, 0, training.dtype, work=work,
+            class_weights=training.class_weights,
+        )  # fmt: skip
 
 
 class Factory(Protocol):
@@ -245,12 +250,23 @@ class Factory(Protocol):
     ) -> Engine: ...
 
 
+PLAIN = int | float | str | bool | None
+
+
+def _plain(values: Mapping[str, Any], *, unset: bool = False) -> list[tuple[str, Any]]:
+    """Return what settings say in plain values, those of tables within them too; `unset`: also those that are None."""
+    found = [(k, v) for k, v in values.items() if isinstance(v, PLAIN) and (unset or v is not None)]
+    inner = {key: vars(value) if is_dataclass(value) else value for key, value in values.items()}
+    found += [(key, repr(_plain(value))) for key, value in inner.items() if isinstance(value, Mapping) and value]
+    return sorted(found, key=itemgetter(0))
+
+
 def named(*settings: object) -> str:
     """Return a name for settings: runs that differ in them must not share the noise that hides clients."""
-    plain = int | float | str | bool | None
     values = [
-        one if isinstance(one, plain)
-        else (type(one).__name__, *sorted((key, value) for key, value in vars(one).items() if isinstance(value, plain)))
+        # What a solver leaves open is not named: further settings of that kind must not change the noise of a run.
+        one if isinstance(one, PLAIN)
+        else (type(one).__name__, *_plain(vars(one), unset=isinstance(one, Algorithm)))
         for one in settings
     ]  # fmt: skip
     return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

@@ -247,6 +247,7 @@ class ClientHost:
         return Site(
             self.model, data.take(rows), training.solver, names, training.seed, t, training.dtype,
             work=Work.none(len(rows)), hide=hide, least_points=self.least_points,
+            class_weights=training.class_weights,
         )  # fmt: skip
 
     def _noise(self, rows: Ids, job: str, ticket: Ticket) -> ClientNoise | None:

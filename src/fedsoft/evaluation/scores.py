@@ -119,6 +119,11 @@ class Scores:
             if spread is not None:
                 parts = f"mean {spread.mean:.4g}, median {spread.median:.4g}, worst tenth {spread.worst_decile:.4g}"
                 lines.append(f"{self.metric} of personal models on {what} points: {parts} of {spread.clients} clients")
+        for name, one in self.metrics.items():
+            if (spread := one.held_out or one.train) is not None:
+                what = "training" if one.held_out is None else "held-out"
+                parts = f"mean {spread.mean:.4g}, worst tenth {spread.worst_decile:.4g}"
+                lines.append(f"{name} of personal models on {what} points: {parts} of {spread.clients} clients")
         if self.recovery is not None:
             guess = "" if self.recovery_uniform is None else f", equal shares would give {self.recovery_uniform:.3f}"
             lines.append(f"mean |u - true share| = {self.recovery:.3f}{guess}")

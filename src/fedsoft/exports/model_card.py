@@ -161,6 +161,10 @@ def _scores(scores: Scores | None) -> str:
         rest = f"median {spread.median:.4g}, worst decile {spread.worst_decile:.4g}"
         where = f"Personal models on held-out points of {spread.clients} clients"
         lines += ["", f"{where}: {scores.metric} {spread.mean:.4g} ({rest})."]
+    for name, one in scores.metrics.items():
+        if one.held_out is not None:
+            rest = f"median {one.held_out.median:.4g}, worst decile {one.held_out.worst_decile:.4g}"
+            lines += ["", f"{plain(name)} of {one.held_out.clients} clients: {one.held_out.mean:.4g} ({rest})."]
     return "## Scores\n\n" + "\n".join(lines) if lines else ""
 
 

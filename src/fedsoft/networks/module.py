@@ -186,6 +186,6 @@ def _own_goal(loss: Loss, shape: DataShape) -> Goal:
         values = loss(output.flatten(0, 1), y.flatten(0, 1))
         return values.view(y.shape[:2]) if values.numel() == y.shape[0] * y.shape[1] else values.unsqueeze(0)
 
-    if shape.task == "classification":
+    if shape.task in ("classification", "multilabel"):  # of logits: predictions are probabilities
         return replace(goal(shape.task), loss=stacked)
     return Goal(stacked, lambda output: output, Metric("loss", higher_is_better=False, per_point=stacked))

@@ -119,7 +119,7 @@ def _serve(
     personal = desk.personal(data, u, best, names)
     w, kept = model.draw(generator(desk.seed, "alone")).to(best).repeat(len(data), 1), None
     for t in range(max(1, rounds)):
-        w, kept = desk.solve(data, w, None, names, "alone", t, optimizer_state=kept)
+        w, kept = desk.solve(data, w, None, names, "alone", t, optimizer_state=kept, t=t)
     for k in range(len(data)):
         yield "center", _score(desk, Ensemble.single(model, best[k]), *test)
         yield "mixture", _score(desk, Ensemble(model, desk.centers, u[k].to(best)), *test)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.clusters.posterior import interval, log_density, mixtures, posterior
 from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.class_weights import FixedWeights, weights_of_points
 from fedsoft.core.client_data import Augment, ClientData
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
@@ -117,6 +118,7 @@ class NewClients:
         model, solver, centers: of the run.
         lam: strength of the pull towards the centers in the proximal solve.
         usual: for the clients of the run.
+        class_weights: of the run.
     """
 
     federation: Federation
@@ -126,6 +128,7 @@ class NewClients:
     lam: float
     seed: int
     usual: Usual
+    class_weights: FixedWeights | None = None
 
     @property
     def augment(self) -> Augment | None:
@@ -165,14 +168,15 @@ class NewClients:
 
     def solve(
         self, data: ClientData, w: Tensor, prox: Prox | None, names: list[str], *labels: str | int,
-        optimizer_state: OptimizerState | None = None,
+        optimizer_state: OptimizerState | None = None, t: int = 0,
     ) -> tuple[Tensor, OptimizerState]:  # fmt: skip
-        """Apply the run's local solver to the points of new clients."""
+        """Apply the run's local solver to the points of new clients, whose round t is: they begin at round 0."""
         problem = Problem(
-            self.model, replace(data, augment=self.augment), prox, None,
-            lambda: [generator(self.seed, *labels, name) for name in names],
+            self.model, replace(data, augment=self.augment), prox,
+            weights_of_points(self.class_weights, data, w.dtype),
+            lambda: [generator(self.seed, *labels, name) for name in names], t,
         )  # fmt: skip
-        before = self.solver.init_state(w) if optimizer_state is None else optimizer_state
+        before = self.solver.init_state(w, self.model.layout) if optimizer_state is None else optimizer_state
         solved, after, _ = self.solver.solve(problem, w, before)
         return solved, after
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedsoft.reports.cells import Values, column, known, mean_of
@@ -20,6 +20,7 @@ from fedsoft.reports.common_sections import (
     thin,
 )  # fmt: skip
 from fedsoft.reports.measures import Measured, shown_sources
+from fedsoft.reports.metrics import metric_names
 from fedsoft.reports.numbers import factor, metric_name, unit
 from fedsoft.reports.page import (
     Axis,
@@ -108,7 +109,18 @@ def _measures(groups: Sequence[Group]) -> list[_Measure]:
         _Measure("personal, training", lambda row: row.personal_train, metric, higher),
         _Measure("personal, held out", lambda row: row.personal_held_out, metric, higher),
         _Measure("worst decile", lambda row: row.worst_decile, metric, higher),
+        *_further(groups),
     ]
+
+
+def _further(groups: Sequence[Group]) -> Iterator[_Measure]:
+    """Yield the metrics that runs asked for beside the model's own: mean and worst decile on held-out points."""
+    for name in metric_names(groups):
+        higher = next(s.metrics[name].higher_is_better for g in groups for s in g.scores if name in s.metrics)
+        for title, kind in (("held out", "held_out"), ("worst decile", "worst_decile")):
+            yield _Measure(
+                f"{metric_name(name)}, {title}", lambda row, name=name, kind=kind: row.metric(name, kind), name, higher
+            )
 
 
 def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:

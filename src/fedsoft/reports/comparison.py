@@ -21,7 +21,7 @@ from fedsoft.reports.tables import grid
 from fedsoft.studies.compare import Comparison
 
 BUDGETS = {"rounds": "same rounds", "work": "same client work", "bytes": "same bytes"}
-LISTED = ("algorithm", "seeds", "runs", "best_center", "diverged")  # what has columns of its own
+LISTED = ("algorithm", "seeds", "runs", "best_center", "metrics", "diverged")  # what has columns of its own
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,18 @@ class ComparisonReport:
     def csv(self) -> str:
         sources = max((len(best) for row in self.rows for best in row.best_center or []), default=0)
         values = [key for key in asdict(self.rows[0]) if key not in LISTED]
+        names = dict.fromkeys(name for row in self.rows for name in row.metrics)
+        further = [(name, kind) for name in names for kind in ("held_out", "worst_decile")]
         lines: list[list[object]] = [
-            ["algorithm", "seed", "run", *(f"best_center_{j}" for j in range(sources)), *values]
-        ]
+            ["algorithm", "seed", "run", *(f"best_center_{j}" for j in range(sources)), *values,
+             *(f"{name}_{kind}" for name, kind in further)]
+        ]  # fmt: skip
         for row in self.rows:
             for i, seed in enumerate(row.seeds):
                 best = row.best_center[i] if row.best_center else [""] * sources
-                lines.append([row.algorithm, seed, row.runs[i], *best, *(getattr(row, key)[i] for key in values)])
+                scored = [row.metric(name, kind)[i] for name, kind in further]
+                own = [getattr(row, key)[i] for key in values]
+                lines.append([row.algorithm, seed, row.runs[i], *best, *own, *scored])
         return csv_text(lines)
 
     def png(self) -> bytes:

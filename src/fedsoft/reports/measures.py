@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedsoft.evaluation.scores import Spread
+from fedsoft.reports.metrics import KINDS, metric_names
+from fedsoft.reports.metrics import held_out as metric_held_out
 from fedsoft.reports.run_loader import Group
 from fedsoft.training.records import Totals
 
@@ -26,6 +28,8 @@ class Measured:
     personal_train: list[float | None]
     personal_held_out: list[float | None]
     worst_decile: list[float | None]
+    # further metrics: mean and worst decile on held-out points
+    metrics: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
     rounds: list[int]
     gradients_per_client: list[float]
     evaluations_per_client: list[float]
@@ -54,6 +58,13 @@ class Measured:
             personal_train=personal([scores.personal_train for scores in group.scores], lambda s: s.mean),
             personal_held_out=personal(held_out, lambda s: s.mean),
             worst_decile=personal(held_out, lambda s: s.worst_decile),
+            metrics={
+                name: {
+                    "held_out": metric_held_out(group, name),
+                    "worst_decile": metric_held_out(group, name, KINDS["worst decile"]),
+                }
+                for name in metric_names([group])
+            },
             rounds=[len(run.records) for run in group.runs],
             gradients_per_client=each(lambda t: t.gradients),
             evaluations_per_client=each(lambda t: t.evaluations),
@@ -65,6 +76,11 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "diverged" or value}
+
+    def metric(self, name: str, kind: str) -> list[float | None]:
+        """Return a further metric over seeds: its mean (`held_out`) or `worst_decile`."""
+        found = self.metrics.get(name)
+        return [None] * len(self.seeds) if found is None else found[kind]
 
     def best_on(self, j: int | None) -> list[float | None]:
         """Return the best center of source j over seeds, or its mean over sources for None."""

@@ -19,6 +19,7 @@ from fedsoft.reports.common_sections import (
     settings_section,
 )  # fmt: skip
 from fedsoft.reports.convergence import convergence
+from fedsoft.reports.metrics import metric_tables
 from fedsoft.reports.page import Axis, Block, Cell, Figure, Page, Panel, Section, Series, Table, Text, Verdict, heads
 from fedsoft.reports.run_loader import Group
 from fedsoft.reports.withheld import withheld_centers
@@ -176,7 +177,8 @@ def unknown_panel(title: str, clients: Clients) -> Panel:
 
 
 def _personal(group: Group, clients: Clients | None, why_not: str) -> list[Block]:
+    tables = [personal_table(group), *metric_tables(group, clients=True)]
     if clients is None:
-        return [personal_table(group), Text(why_not)]
+        return [*tables, Text(why_not)]
     metric, seeds = group.first.scores.metric, len(group.runs)
-    return [personal_table(group), *personal_figure({"": clients}, metric, (group.first.ref,), both=True, seeds=seeds)]
+    return [*tables, *personal_figure({"": clients}, metric, (group.first.ref,), both=True, seeds=seeds)]

@@ -17,6 +17,7 @@ from fedsoft.reports import page
 from fedsoft.reports.cells import Over, Values, known
 from fedsoft.reports.cluster_models import cluster_models
 from fedsoft.reports.common_sections import personal_table
+from fedsoft.reports.metrics import metric_tables
 from fedsoft.reports.numbers import metric_name, number, size, unit
 from fedsoft.reports.run_loader import Finished
 from fedsoft.reports.run_loader import Group as Seeds
@@ -95,7 +96,8 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if run.info.about:
         parts.append(Text(f"Data: {run.info.about}"))
     parts.append(Text())
-    for table in (*cluster_models(Seeds("", (run,))), personal_table(Seeds("", (run,)))):
+    one = Seeds("", (run,))
+    for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False)):
         if isinstance(table, page.Table):
             parts += [shown(table, _title(table, scores.metric, starred), starred), Text()]
     if scores.recovery is not None:
@@ -130,9 +132,9 @@ def seeds_table(all_scores: list[Scores]) -> Table:
     title = f"{metric_name(first.metric)} over {len(all_scores)} seeds: mean ± std"
     table = grid(title, ("what", "value"), ("what",), box.HEAVY_HEAD)
 
-    def add(label: str, values: Values, share: bool = False) -> None:
+    def add(label: str, values: Values, share: bool = False, metric: str = first.metric) -> None:
         over = Over(tuple(known(values)))
-        table.add_row(Text(label), over.cell(lambda v: f"{v:.3f}" if share else number(v, first.metric)).text)
+        table.add_row(Text(label), over.cell(lambda v: f"{v:.3f}" if share else number(v, metric)).text)
 
     for j, source in enumerate(first.sources if first.centers else []):
         best = [scores.of_best[j] if scores.of_best else None for scores in all_scores]
@@ -145,6 +147,11 @@ def seeds_table(all_scores: list[Scores]) -> Table:
     add("personal, training", [s.personal_train and s.personal_train.mean for s in all_scores])
     if first.personal_held_out is not None:
         add("personal, held out", [s.personal_held_out and s.personal_held_out.mean for s in all_scores])
+    for name in first.metrics:
+        of_each = [one.held_out if (one := scores.metrics.get(name)) else None for scores in all_scores]
+        for label, value in (("held out", lambda s: s.mean), ("worst decile", lambda s: s.worst_decile)):
+            if any(of_each):
+                add(f"{metric_name(name)}, {label}", [s and value(s) for s in of_each], metric=name)
     if first.recovery is not None:
         add("mean |u - true share|", [scores.recovery for scores in all_scores], share=True)
     return table

@@ -103,7 +103,7 @@ def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> 
     with renamed(owners(spec)):
         recipe = Recipe(
             _built(spec, "algorithm"), _built(spec, "model"), _built(spec, "solver"), spec.seed, spec.dtype,
-            metrics=spec.metrics,
+            metrics=spec.metrics, class_weights=spec.class_weights,
         )  # fmt: skip
         conditions = Conditions(
             dropout=spec.dropout, attack=_built(spec, "attack"), aggregator=_built(spec, "aggregator"),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsoft.core.batches import Problem
 from fedsoft.core.local_solve import OptimizerState, blocks
-from fedsoft.core.model import as_numbers
+from fedsoft.core.model import Layout, as_numbers
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
 
@@ -23,7 +23,7 @@ class Exact:
     to where it starts, as descent would.
     """
 
-    def init_state(self, w: Tensor) -> OptimizerState:
+    def init_state(self, w: Tensor, layout: Layout | None = None) -> OptimizerState:
         return {}
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:

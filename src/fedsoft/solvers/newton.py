@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.curvature import MOST, gauss_newton
 from fedsoft.core.local_solve import OptimizerState, blocks
+from fedsoft.core.model import Layout
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
 
@@ -35,7 +36,7 @@ class Newton:
 
     steps: Annotated[int, Field(ge=1)] = 20
 
-    def init_state(self, w: Tensor) -> OptimizerState:
+    def init_state(self, w: Tensor, layout: Layout | None = None) -> OptimizerState:
         return {}
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:

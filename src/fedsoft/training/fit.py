@@ -58,7 +58,9 @@ def fit(
         )
     if isinstance(solver, type):
         raise InputError(f"solver = {solver!r} is not allowed: should be one with its settings, such as Adam(lr=0.01)")
-    recipe = Recipe(algorithm, model, solver, seed, options.dtype, options.backend, options.metrics)
+    recipe = Recipe(
+        algorithm, model, solver, seed, options.dtype, options.backend, options.metrics, options.class_weights
+    )
     engine = prepare(recipe, federation, conditions, options)
     for remark in remarks(engine):
         LOG.warning(remark)

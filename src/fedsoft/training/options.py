@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedsoft.core.class_weights import ClassWeights
 from fedsoft.core.client_metrics import MetricChoice
 from fedsoft.engine.base import Factory
 from fedsoft.engine.resources import Resources
@@ -50,11 +51,14 @@ class FitOptions(Execution):
         backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
             `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         metrics: what to score by, beside the loss's own metric: names, or functions (y, prediction) -> number by name;
-            see docs/runs.md.
+            see docs/training.md.
+        class_weights: of points in the local loss, by their class: `balanced` over all clients, `local` by each
+            client's own labels, or a weight for each class.
         score_every: rounds between two scores of the centers on the test sets, which may cost more than training.
     """
 
     dtype: Literal["float32", "float64"] = "float32"
     backend: str = "auto"
     metrics: MetricChoice | None = None
+    class_weights: ClassWeights | Sequence[float] | None = None
     score_every: int = 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsoft.core.batches import Problem
+from fedsoft.core.class_weights import ClassWeights, fixed_weights
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import NAMED, ClientMetric, MetricChoice, read_metrics
 from fedsoft.core.contract import Algorithm, Training
@@ -63,6 +64,7 @@ class Recipe:
     dtype: str = "float32"
     backend: str = "auto"
     metrics: MetricChoice | None = None
+    class_weights: ClassWeights | Sequence[float] | None = None
 
 
 def prepare(
@@ -75,7 +77,8 @@ def prepare(
         raise InputError(f"dtype = '{recipe.dtype}' is not allowed: should be 'float32' or 'float64'")
     check_device(options.device)
     model = as_model(recipe.model, federation).by(_backend(recipe.backend, options.device))
-    training = Training(recipe.algorithm, model, recipe.solver or Adam(), recipe.seed, DTYPES[recipe.dtype])
+    weights = fixed_weights(recipe.class_weights, federation.shape, federation.train)
+    training = Training(recipe.algorithm, model, recipe.solver or Adam(), recipe.seed, DTYPES[recipe.dtype], weights)
     metrics = read_metrics(recipe.metrics, federation.shape)
     _check_predictions(model, federation, metrics)
     _check_counts(training, federation)
@@ -167,4 +170,4 @@ def _try_out(training: Training, federation: Federation) -> None:
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: [generator(0, "try")])
     with torch.no_grad():
-        solver.solve(problem, w, solver.init_state(w))
+        solver.solve(problem, w, solver.init_state(w, training.model.layout))

@@ -27,6 +27,7 @@ from fedsoft.onboarding.new_clients import LEVEL, Adopted, How, NewClients
 from fedsoft.onboarding.usual import Usual
 from fedsoft.safety.privacy import why_withheld, withheld
 from fedsoft.training.outcome import Outcome
+from fedsoft.training.predictions import ClientPredictions, by_client
 from fedsoft.training.records import RoundRecord
 
 
@@ -110,6 +111,18 @@ class Run:
             c = like[self._center(center or 0)]
             return self.model.predict(self.model.outputs(c[None], inputs[None]))[0]
 
+    def held_out_predictions(self) -> list[ClientPredictions]:
+        """Return what each client's personal model predicts for its held-out points, beside their targets.
+
+        Iterate as `for client, y, prediction in run.held_out_predictions()`. Inputs are scaled as the run needs it.
+        """
+        if self.lacking:
+            raise InputError(self.lacking)
+        federation = self.federation
+        with torch.no_grad(), one_thread():
+            found = self.engine.personal_predictions(self.state, federation.held_out)
+        return by_client(federation, found)
+
     def ensemble(self, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Ensemble:
         """The model or models that a center or a client predicts with."""
         if (center is None) == (client is None):
@@ -128,7 +141,7 @@ class Run:
             raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
         return NewClients(
             self.federation, self.model, engine.training.solver, self.state.centers, lam, engine.training.seed,
-            self._usual(),
+            self._usual(), engine.training.class_weights,
         )  # fmt: skip
 
     def _usual(self) -> Usual:

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from fedsoft import plugins
+from fedsoft.core.class_weights import fixed_weights
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import Judged, read_metrics
 from fedsoft.core.contract import State, Training
@@ -247,11 +248,13 @@ class Node:
         if privacy is not None:
             privacy.check(algorithm, len(federation), squared=model.loss is squared_loss)
         solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
+        weights = fixed_weights(spec.class_weights, federation.shape, federation.train)
         # The data too: noise that stays while a point changes would reveal the change.
         known = f"{request.experiment} {digest_of(request.spec)} {federation.fingerprint}"
         chunk, file = min(request.chunk or most, most), self.config.file
         return ClientHost(
-            Training(algorithm, model, solver, spec.seed, DTYPES[spec.dtype]), federation.train, federation.names,
+            Training(algorithm, model, solver, spec.seed, DTYPES[spec.dtype], weights),
+            federation.train, federation.names,
             conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy),
             resources=Resources(chunk, workers=file.workers, memory=file.cache),
             secret=f"{self._secret()} {known}" if spec.privacy else "", least_points=self.config.policy.points,

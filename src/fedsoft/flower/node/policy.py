@@ -5,20 +5,21 @@ The defaults are meant for data worth protecting. A node with synthetic data (`s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fedsoft import plugins
 from fedsoft.core.client_metrics import NAMED, check_names
+from fedsoft.core.schedules import Schedule
 from fedsoft.errors import InputError, unknown
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.machine.resources import memory_size
 from fedsoft.safety.privacy import Released, check_accountant
 from fedsoft.settings import settings
 
-BOUNDS = {"S": (1, 32), "epochs": (1, 200), "batch": (1, 100_000)}  # default
+BOUNDS = {"S": (1, 32), "epochs": (1, 200), "batch": (1, 100_000), "class_weights": (0.1, 10)}  # default
 SENDS_SUMS = ("fedroute",)  # over points, from which points of small clients can be computed
 
 
@@ -48,7 +49,7 @@ class Policy:
         algorithms: that may be run; default: those that come with fedsoft and send no sums over points.
         solvers: that may be used; default: those that come with fedsoft.
         bounds: least and largest value of settings of algorithm and solver, by name, beside those of `S` (1 to 32),
-            `epochs` (1 to 200) and `batch` (1 to 100,000).
+            `epochs` (1 to 200), `batch` (1 to 100,000) and `class_weights` (0.1 to 10).
         points: least number of points that a client must have, that a sum over points must be of, and that a score
             must be a mean of.
         requests_per_round, requests_per_run: how many requests are answered, repetitions included. The number of a
@@ -123,20 +124,33 @@ class Policy:
     def check(self, spec: Mapping[str, Any]) -> None:
         """Refuse settings that the owner does not allow, in a run with all its settings."""
         for part in ("algorithm", "solver"):
-            for key, value in spec[part].items():
-                self._check_bound(f"{part}.{key}", key, value)
+            for where, key, value in _leaves(part, spec[part]):
+                self._check_bound(where, key, value)
+        self._check_class_weights(spec.get("class_weights"))
         self._check_noise(spec.get("privacy") or {})
 
     def bound(self, name: str) -> tuple[float, float]:
         return (BOUNDS | self.bounds)[name]
 
     def _check_bound(self, where: str, key: str, value: Any) -> None:
-        if key not in BOUNDS | self.bounds or isinstance(value, str | bool) or value is None:
+        if key not in BOUNDS | self.bounds or value is None:
+            return
+        plain = isinstance(value, str | bool)
+        if plain and where.count(".") < 2:  # K = "all"; in an optimizer's options, true could be taken for 1
             return
         least, most = self.bound(key)
-        if not isinstance(value, int | float) or not least <= value <= most:
+        if plain or not isinstance(value, int | float) or not least <= value <= most:
             detail = f"the run's {where} = {value!r} is outside of policy.bounds: {least:g} to {most:g}"
             raise Refused(Refusal.NOT_ALLOWED, detail)
+
+    def _check_class_weights(self, weights: Any) -> None:
+        """Refuse weights with which a client would train on its few points of one class, or tell how many it has."""
+        if weights == "balanced":
+            raise Refused(
+                Refusal.NOT_ALLOWED, "the run's class_weights = 'balanced' needs label counts, which stay here"
+            )
+        for weight in weights if isinstance(weights, list) else ():
+            self._check_bound("class_weights", "class_weights", weight)
 
     def _check_noise(self, privacy: Mapping[str, Any]) -> None:
         for key in ("counts", "update_noise"):
@@ -158,7 +172,16 @@ class Policy:
             raise Refused(Refusal.PRIVACY, f"{sorted(bare)} would leave without the noise of policy.privacy")
 
 
+def _leaves(where: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield all settings of a table and of tables within it: where they are, their names and values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(f"{where}.{key}", value)
+        else:
+            yield f"{where}.{key}", key, value
+
+
 def _settings() -> list[str]:
     """Return the settings of all algorithms and solvers that come with fedsoft."""
     made = [plugins.find(kind, name) for kind in ("algorithms", "solvers") for name in plugins.names(kind)]
-    return sorted({key for one in made for key in plugins.parameters(one)})
+    return sorted({key for one in (*made, Schedule) for key in plugins.parameters(one)} | set(BOUNDS))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fedsoft.core.class_weights import BALANCED
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import ClientMetric
 from fedsoft.core.contract import Answer, Ids, Reply, State, Training
@@ -93,6 +94,8 @@ class FlowerEngine(Engine):
             raise InputError(
                 "engine 'flower' has real clients: [attack] and data that changes are for 'local' and 'ray'"
             )
+        if submission.spec.get("class_weights") == "balanced":
+            raise InputError(BALANCED)
         super().__init__(training, federation, conditions, resources)
         spec, terms = submission.spec, submission.terms
         self.federation, self.transport, self.spec, self.terms = federation, transport, spec, terms

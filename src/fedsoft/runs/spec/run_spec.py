@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from fedsoft import plugins
+from fedsoft.core.class_weights import ClassWeights
 from fedsoft.core.client_metrics import check_names
 from fedsoft.data.partition_names import parse_partition
 from fedsoft.errors import InputError, MissingSetting, SettingError, unknown
@@ -84,6 +85,8 @@ class RunSpec:
         dropout: probability that a client does not answer.
         score_every: rounds between two scores of the centers in the log; the last round is always scored.
         metrics: what to score by, beside the model's own metric.
+        class_weights: of points in the local loss, by their class: `balanced` over all clients, `local` by each
+            client's own labels, or a weight for each class.
         source: clients keep only their points of this source: an oracle, which looks at the truth.
         guard: how many times the median norm a client's model may have; 0 for any.
         diverged: what happens when a client's training gives values that are not finite.
@@ -106,6 +109,7 @@ class RunSpec:
     dropout: Share = 0.0
     score_every: Positive = 1
     metrics: list[str] | None = None
+    class_weights: ClassWeights | None = None
     source: Count | None = None
     guard: Number = 0.0
     diverged: Diverged = "stop"

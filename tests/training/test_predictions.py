@@ -1,0 +1,120 @@
+"""What users get back for their own points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedsoft as fs
+from fedsoft.errors import InputError
+from fedsoft.runs.execute import execute, load
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.runs.spec import RunSpec
+
+
+def scaled_federation() -> fs.Federation:
+    rng = np.random.default_rng(0)
+    pairs = []
+    for k in range(5):
+        z = rng.standard_normal((60, 4))
+        label = np.where(z @ [1.0, -1.0, 0.5, k % 2] > 0, "yes", "no")
+        pairs.append((np.array([40.0, 3e4, -7.0, 100.0]) + z * [10.0, 8e3, 2.0, 50.0], label))
+    return fs.Federation.from_clients(pairs, names=list("abcde")).standardized()
+
+
+@pytest.fixture(scope="module")
+def run() -> fs.Run:
+    return fs.fit(fs.FedSoft(S=2), scaled_federation(), fs.models.linear(bias=True), rounds=6)
+
+
+def test_predictions_come_with_their_client_and_targets_as_in_the_data(run: fs.Run) -> None:
+    found = run.held_out_predictions()
+    hits, points = 0, 0
+    for k, one in enumerate(found):
+        client, y, prediction = one
+        assert client == "abcde"[k]
+        assert set(y) <= {"yes", "no"}
+        assert one.classes == ("no", "yes")
+        assert prediction.shape == (len(y), 2)
+        np.testing.assert_allclose(prediction.sum(1), 1, rtol=1e-5)
+        own = np.mean(one.guess == y)
+        assert own == pytest.approx(run.outcome().held_out[k])
+        hits, points = hits + np.sum(one.guess == y), points + len(y)
+    assert points == int(run.federation.held_out.sizes.sum())
+    assert hits / points > 0.8
+
+
+def test_inputs_as_they_were_give_the_same_predictions(run: fs.Run) -> None:
+    fed = run.federation
+    assert fed.scale is not None
+    for k, (client, _, prediction) in enumerate(run.held_out_predictions()):
+        raw = fed.scale.back(fed.held_out.client(k)[0])
+        np.testing.assert_allclose(run.predict(raw, client=str(client)), prediction, atol=1e-4)
+
+
+def test_points_of_the_federation_are_not_scaled_twice(run: fs.Run) -> None:
+    fed = run.federation
+    x, y = fed.held_out.client(1)
+    shuffled = x[torch.randperm(len(x))]
+    for given in (x, x[2:7], x.numpy(), x.clone(), x.double().numpy().tolist(), shuffled, fed.train.client(0)[0]):
+        with pytest.raises(InputError, match=r"would be scaled twice.*run.held_out_predictions"):
+            run.predict(given, client=1)
+    with pytest.raises(InputError, match="would be scaled twice"):
+        run.predict(x, center=0)
+    with pytest.raises(InputError, match="would be scaled twice"):
+        run.adopt(x, np.array(["no", "yes"])[y])
+
+
+def test_few_values_in_common_are_no_mistake() -> None:
+    # Of the values 0, 1 and 2 the middle one becomes 0: inputs of 0 are in the scaled points, too.
+    x = np.array([0.0, 1.0, 2.0] * 20)[:, None]
+    fed = fs.Federation.from_clients([(x, (x[:, 0] > 0.5).astype(int))] * 2).standardized()
+    run = fs.fit(fs.FedAvg(), fed, fs.models.linear(bias=True), rounds=1)
+    assert run.predict(np.zeros((5, 1)), center=0).shape == (5, 2)
+    assert run.predict(x, center=0).shape == (60, 2)
+
+
+def test_without_points_it_says_what_is_lacking(tmp_path: Path) -> None:
+    synthetic = {"name": "synthetic", "clients": 3, "points": [6, 9], "dimension": 3, "test_points": 5}
+    spec = RunSpec.from_dict({"rounds": 1, "algorithm": "fedavg", "model": "linear", "dataset": synthetic,
+                              "solver": {"name": "adam", "epochs": 1}, "partition": "10:90"})  # fmt: skip
+    folder, _ = execute(spec, tmp_path / "run", RunOptions(workers=1))
+    assert len(load(folder.path, data=True).held_out_predictions()) == 3
+    with pytest.raises(InputError):
+        load(folder.path).held_out_predictions()
+
+
+def labels() -> fs.Federation:
+    rng = np.random.default_rng(3)
+    pairs = []
+    for _ in range(4):
+        x = rng.standard_normal((80, 3))
+        pairs.append((x, (x > 0).astype(np.int64)))  # integers, three labels that may apply together
+    return fs.Federation.from_clients(pairs, task="multilabel")
+
+
+def test_labels_that_apply_together_are_predicted_with_probabilities() -> None:
+    fed = labels()
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def own(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(output, y, reduction="none").mean(1)
+
+    for model in (fs.models.mlp(hidden=[16]), fs.models.module(net), fs.models.module(net, loss=own)):
+        run = fs.fit(fs.FedAvg(), fed, model, rounds=8, options=fs.FitOptions(metrics=["f1", "auc", "log_loss"]))
+        for one in run.held_out_predictions():
+            assert one.prediction.min() >= 0
+            assert one.prediction.max() <= 1
+            assert one.y.shape == one.prediction.shape
+            assert np.mean(one.guess == one.y) > 0.85
+        assert run.scores().metric == "accuracy"
+
+
+def test_targets_with_columns_lead_to_the_task() -> None:
+    with pytest.raises(InputError, match="give task = 'multilabel' for labels 0 and 1 that may apply together"):
+        fs.Federation.from_clients([(np.zeros((4, 2)), np.ones((4, 5), dtype=int))])
