@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.mapped import MappedRows, blocks_of, is_on_disk, pick
 from fedsoft.errors import InputError, unknown
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -108,8 +109,8 @@ def divide(pairs: Pairs, masks: Sequence[np.ndarray]) -> tuple[ClientData, Clien
     train, held = [], []
     for (x, y), mask in zip(pairs, masks, strict=True):
         left, right = (torch.from_numpy(np.flatnonzero(which)) for which in (~mask, mask))
-        train.append((x[left], y[left]))
-        held.append((x[right], y[right]))
+        train.append((pick(x, left), y[left]))
+        held.append((pick(x, right), y[right]))
     return ClientData.concat(train), ClientData.concat(held)
 
 
@@ -157,12 +158,16 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     for part, value in (("x", x), ("y", y)):
         try:
             # A copy: arrays may be read-only or run backwards, and the caller may write to theirs later.
-            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+            # But what is mapped from a file stays there.
+            if part == "x" and is_on_disk(value):
+                tensor = MappedRows.of(value)
+            else:
+                tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         except (TypeError, ValueError) as error:
             raise InputError(f"client '{name}': {part} is not an array of numbers ({error})") from None
         if tensor.is_complex():
             raise InputError(f"client '{name}': {part} holds complex numbers, only real ones are allowed")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all(bool(torch.isfinite(rows).all()) for rows in blocks_of(tensor)):
             raise InputError(f"client '{name}': {part} holds NaN or infinite values, clean or drop those points")
         pair.append(tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor)
     x, y = pair

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.mapped import pick
+
 Task = Literal["regression", "classification", "multilabel"]
 
 
@@ -73,7 +75,7 @@ class ClientData:
     """The points of `n` clients, ragged.
 
     Arguments:
-        x: inputs of all points, `[points, ...]`.
+        x: inputs of all points, `[points, ...]`; a tensor in memory, or one whose rows are on disk (`mapped`).
         y: targets of all points, `[points]` or `[points, outputs]`.
         starts: where each client's points begin in the pool, `[n]`.
         sizes: how many points each client has (the paper's n_k), `[n]`.
@@ -100,6 +102,12 @@ class ClientData:
         """Return some of the clients, in the order of `ids`. No point is copied."""
         index = torch.as_tensor(np.asarray(ids, dtype=np.int64), device=self.starts.device)
         return replace(self, starts=self.starts[index], sizes=self.sizes[index])
+
+    def reordered(self, points: Tensor, sizes: Tensor) -> ClientData:
+        """Return clients of these sizes with the points at these places of the pool, client after client."""
+        return replace(
+            self, x=pick(self.x, points), y=self.y[points], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes
+        )
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         begin, size = int(self.starts[k]), int(self.sizes[k])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsoft.core.client_arrays import as_pair, check_clients, check_new_client, divide, numbered
 from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.mapped import blocks_of
 from fedsoft.core.scaling import Scale, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
 from fedsoft.errors import InputError, unknown
@@ -136,7 +137,8 @@ class Federation:
         earlier = () if self.before is None else (self.before.x, self.before.y)
         for tensor in (self.train.sizes, self.train.x, self.train.y, *earlier):
             digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+            for rows in blocks_of(tensor):
+                digest.update(rows.contiguous().numpy().tobytes())
         if self.train.augment is not None:
             digest.update(repr(self.train.augment).encode())
         return digest.hexdigest()
@@ -244,5 +246,4 @@ def _only(data: ClientData, sources: Tensor, source: int) -> tuple[ClientData, T
     of = sources[data.points]
     mine = data.points[of == source]
     sizes = torch.bincount(data.owners[of == source], minlength=len(data))
-    left = replace(data, x=data.x[mine], y=data.y[mine], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes)
-    return left, sources[mine]
+    return data.reordered(mine, sizes), sources[mine]

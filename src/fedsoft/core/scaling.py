@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsoft.core.mapped import MappedRows
+
 FAR = 10.0  # a mean or standard deviation of an input that is too large to learn from as it is
 
 
@@ -24,13 +26,15 @@ class Scale:
     @staticmethod
     def of(x: Tensor) -> Scale:
         """Return the scale of points `x[points, ...]`."""
-        mean, std = x.double().mean(0), x.double().std(0, correction=0)
+        mean, std = _moments(x, 0)
         # What rounding leaves of a constant is no standard deviation.
         constant = std <= 1e-9 * mean.abs()
         return Scale(mean, torch.where(constant, 1.0, std))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs as models see them, for inputs as they are in files."""
+        if isinstance(x, MappedRows):
+            return x.changed(self)
         kind = x.dtype if x.is_floating_point() else torch.float32
         return ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).to(kind)
 
@@ -39,12 +43,22 @@ class Scale:
         return (x.double() * self.std.to(x.device) + self.mean.to(x.device)).to(x.dtype)
 
 
+def _moments(x: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over points `x[points, ...]`; those on disk are read twice, in blocks."""
+    if not isinstance(x, MappedRows):
+        return x.double().mean(0), x.double().std(0, correction=correction)
+    zero = torch.zeros(x.shape[1:], dtype=torch.float64)
+    mean = sum((rows.double().sum(0) for rows in x.blocks()), zero) / len(x)
+    squares = sum(((rows.double() - mean).square().sum(0) for rows in x.blocks()), zero)
+    return mean, (squares / (len(x) - correction)).sqrt()
+
+
 def scaling_warning(x: Tensor) -> str | None:
     """Return a sentence where inputs are far from mean 0 and std 1, which local solvers need; else None."""
     if not x.is_floating_point() or len(x) < 2:
         return None
-    flat = x.double().flatten(1)
-    mean, std = float(flat.mean(0).abs().max()), float(flat.std(0).max())
+    means, stds = _moments(x, 1)
+    mean, std = float(means.abs().max()), float(stds.max())
     if mean <= FAR and std <= FAR:
         return None
     return (
