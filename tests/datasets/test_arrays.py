@@ -56,8 +56,8 @@ def test_a_run_on_arrays(tmp_path: Path) -> None:
     write(tmp_path / "data", x=X, y=Y, clients=OWNERS)
     text = 'rounds = 2\nmodel = "linear"\nalgorithm = {name = "fedsoft", S = 2, K = 3}\n'
     (tmp_path / "own.toml").write_text(f'{text}[dataset]\nname = "arrays"\npath = "{tmp_path}/data"\n')
-    folder, _ = execute(spec.read(str(tmp_path / "own.toml")), tmp_path / "run", RunOptions())
-    assert len(fs.load(folder).history) == 2
+    execute(spec.read(str(tmp_path / "own.toml")), tmp_path / "run", RunOptions())
+    assert len(fs.load(tmp_path / "run").history) == 2
 
 
 @pytest.mark.parametrize(
