@@ -66,9 +66,8 @@ class Expected:
 
     def __init__(self, training: Training, federation: Federation, privacy: Privacy | None) -> None:
         shape = federation.shape
-        x = made_up(
-            shape.input, shape.fields, federation.train.x.dtype, POINTS
-        )  # draws: equal points could be singular
+        # Drawn: equal points could be singular.
+        x = made_up(shape.input, shape.fields, federation.train.x.dtype, POINTS)
         y = federation.train.y.new_zeros((POINTS, *federation.train.y.shape[1:]))
         data = ClientData.concat([(x, y)])
         self.make = lambda: ClientHost(
