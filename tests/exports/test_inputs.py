@@ -69,7 +69,8 @@ def test_onnxruntime_takes_every_input_by_name(kind: str, tmp_path: Path) -> Non
     for n in (1, 4, 30):
         x = CASES[kind][1](n, 60)
         given = {name: part.numpy() for name, part in raw(kind, run, x).items()}
-        assert np.allclose(session.run(None, given)[0], run.predict(x, client=1).numpy(), atol=1e-4)
+        found: Any = session.run(None, given)[0]
+        assert np.allclose(found, run.predict(x, client=1).numpy(), atol=1e-4)
 
 
 @needs_onnx

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedsoft.core.inputs import DTYPES, InputField, Kind, Part, pack
 from fedsoft.errors import InputError
+from fedsoft.machine.resources import check_memory
 
 Value = Tensor | list[Tensor]
 """All points in one tensor, or a sequence for each of them."""
@@ -214,6 +215,7 @@ def _part(who: str, field: InputField, value: Value, points: int) -> Part:
             f"{what} of point {where} has {most} elements, sequences should have at most {longest}: cut it, or give a "
             "larger length where the federation is made"
         )
+    check_memory(f"{len(values)} sequences of {longest} elements", len(values) * field.bytes)
     padded = values.new_zeros(len(values), longest, *rest)
     padded[:, :most] = values[:, :most]
     return Part(_checked(what, field.kind, padded), lengths)

@@ -60,12 +60,14 @@ class Columns:
         categories: columns of text with the values that are known: each is one element of x, 1 where a point has it
             and else 0. A point with another value has 0 in all of them.
         ignored: columns that tables may have and that are no inputs.
+        tokens: inputs that are tokens, apart from those that are numbers.
     """
 
     features: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
     @property
     def elements(self) -> tuple[str, ...] | None:
@@ -125,8 +127,9 @@ class Federation:
         """Return the same with every column of the inputs at mean 0 and std 1 over all training points."""
         if self.train.x.dtype == torch.uint8:
             raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
-        if self.shape.fields:
-            raise InputError("standardize = true is not allowed for several inputs: scale your numbers before")
+        if self.shape.fields or self.columns.tokens:
+            what = "several inputs: scale your numbers before" if len(self.shape.fields) > 1 else "tokens"
+            raise InputError(f"standardize = true is not allowed for {what}")
         scale = Scale.of(self.train.x)
         train, held_out = (replace(data, x=scale(data.x)) for data in (self.train, self.held_out))
         return replace(self, train=train, held_out=held_out, scale=scale)
