@@ -53,6 +53,12 @@ class InputField:
         """How many words it takes, with the length of a sequence."""
         return -(-self.bytes // WORD) + self.ragged
 
+    def agrees(self, other: InputField) -> bool:
+        """Whether it is the same input, floats of any size."""
+        floats = {self.kind, other.kind} <= {"float32", "float64"}
+        same = (self.name, self.shape, self.ragged) == (other.name, other.shape, other.ragged)
+        return same and (floats or self.kind == other.kind)
+
     @property
     def about(self) -> str:
         """Its name, type and shape, in a few words."""
