@@ -64,7 +64,9 @@ class _Source:
 
     def read(self, rows: np.ndarray) -> Tensor:
         found = self.array.take(rows, axis=0) if self.file is None else self._from(self.file, rows)
-        tensor = torch.from_numpy(found.astype(found.dtype.newbyteorder("="), copy=False))
+        # torch lacks operations for other unsigned types than bytes.
+        kind = np.int64 if found.dtype.kind == "u" and found.itemsize > 1 else found.dtype.newbyteorder("=")
+        tensor = torch.from_numpy(found.astype(kind, copy=False))
         for change in self.changes:
             tensor = change(tensor)
         return tensor
