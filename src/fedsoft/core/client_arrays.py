@@ -34,6 +34,8 @@ def check_clients(
     """
     if length is not None and length < 1:
         raise InputError(f"length = {length} is not allowed: should be at least 1")
+    if isinstance(clients, DataLoader):
+        raise InputError("clients is a DataLoader, should be a list with a data set (loader.dataset) for each client")
     if len(names) != len(clients) or len(set(names)) != len(names):
         raise InputError(f"names: {len(set(names))} different names for {len(clients)} clients, need one for each")
     if not clients:

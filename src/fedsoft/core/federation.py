@@ -20,6 +20,7 @@ from fedsoft.core.client_arrays import (
     numbered,
 )
 from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.label_notices import label_notices
 from fedsoft.core.mapped import blocks_of
 from fedsoft.core.scaling import Scale, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
@@ -226,8 +227,10 @@ class Federation:
             raise InputError(f"held_out = {held_out} is not allowed: should be at least 0 and below 1")
         names = tuple(map(str, names)) if names is not None else tuple(map(str, range(len(clients))))
         shape, pairs, known = check_clients(names, clients, task, classes, length)
+        given = {"task_given": task != "auto", "classes_given": classes is not None or known is not None}
+        notices = label_notices(shape, [y for _, y in pairs], **given)
         made = Federation(ClientData.concat(pairs), ClientData.concat([(x[:0], y[:0]) for x, y in pairs]), names, shape,
-                          columns=Columns(classes=known))  # fmt: skip
+                          columns=Columns(classes=known), notices=tuple(notices))  # fmt: skip
         split = split if split is None or isinstance(split, Split) else Split(**split)
         if split is None:
             masks = [at_random(name, len(y), held_out, seed) for name, (_, y) in zip(names, pairs, strict=True)]

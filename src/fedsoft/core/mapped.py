@@ -58,9 +58,9 @@ class _Source:
     def of(array: np.ndarray) -> _Source:
         mapped: Any = getattr(array, "_mmap", None)
         # What was written to a private copy of a file (mode 'c') would be lost with its pages.
-        drops = mapped is not None and getattr(array, "mode", None) == "r" and hasattr(mapped, "madvise")
-        file = _files.setdefault(id(mapped), _File(mapped)) if drops else None  # clients may share a file
-        return _Source(np.asarray(array), (), file)
+        if mapped is None or getattr(array, "mode", None) != "r" or not hasattr(mapped, "madvise"):
+            return _Source(np.asarray(array))
+        return _Source(np.asarray(array), (), _files.setdefault(id(mapped), _File(mapped)))  # clients may share a file
 
     def read(self, rows: np.ndarray) -> Tensor:
         found = self.array.take(rows, axis=0) if self.file is None else self._from(self.file, rows)

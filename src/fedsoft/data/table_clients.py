@@ -67,7 +67,7 @@ def federate(files: Sequence[Path | Table], options: TableSettings, client: str 
         length=options.length,
         seed=options.seed,
     )
-    made = replace(made, columns=columns, notices=notices)
+    made = replace(made, columns=columns, notices=made.notices + notices)
     if split is not None and split.kind == "test":
         made = made.with_test(read_new_clients(split.test, made, options, client=client))
     return made.standardized() if options.standardize else made
