@@ -117,6 +117,32 @@ def test_arrays_and_a_split_by_a_column() -> None:
     np.testing.assert_array_equal(fed.held_out.client(3)[0].numpy(), x[[35, 39]])
 
 
+class Bag(torch.nn.Module):
+    """The mean of the embedded tokens that a mask leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        mask = attention_mask.to(self.head.weight.dtype).unsqueeze(-1)
+        return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_tokens_and_their_mask_reach_a_network_by_name(ragged: bool) -> None:
+    """As a tokenizer gives them, padded or not."""
+    lengths = RNG.integers(2, 7, COUNT) if ragged else [6] * COUNT
+    ids = [RNG.integers(1, 50, n).tolist() for n in lengths]
+    rows = {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids], "label": LABELS % 2, "who": WHO}
+    fed = fs.datasets.huggingface(hf.Dataset.from_dict(rows), client="who")
+    run = fs.fit(fs.algorithms.FedAvg(), fed, Bag(), rounds=1, solver=fs.SGD(lr=0.1))
+    assert torch.isfinite(run.state.centers).all()
+    alone = fs.datasets.huggingface(hf.Dataset.from_dict(rows), client="who", drop=["attention_mask"], held_out=0)
+    first = alone.train.client(0)[0][0].reshape(-1).tolist()
+    assert first[: len(ids[0])] == ids[0]
+
+
 def test_partitions_of_flower_are_clients() -> None:
     natural = partitioner.NaturalIdPartitioner("who")
     natural.dataset = images()
@@ -170,11 +196,8 @@ def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert "should be a folder of save_to_disk" in sentence(tmp_path, client="who")
     (tmp_path / "dataset_info.json").write_text("{}")
     assert "cannot be read as a data set" in sentence(tmp_path, client="who")
-    assert "name the one to use by features" in sentence(
-        images(), client="who", features=["image", "label"], target="who"
-    )
-    ragged = hf.Dataset.from_dict({"x": [[1.0], [1.0, 2.0]], "label": [0, 1], "who": ["a", "a"]})
-    assert "lists of different lengths" in sentence(ragged, client="who")
+    empty = hf.Dataset.from_dict({"x": [[1, 2], []], "label": [0, 1], "who": ["a", "a"]})
+    assert "of point 1 is empty" in sentence(empty, client="who")
     unlabelled = images().cast_column("label", hf.Value("int64")).map(lambda _: {"label": -1})
     assert "label -1" in sentence(unlabelled.cast_column("label", hf.ClassLabel(names=["a", "b"])), client="who")
 

@@ -227,7 +227,7 @@ def _checked(what: str, kind: Kind, values: Tensor) -> Tensor:
     if (kind == "uint8") != (values.dtype == torch.uint8):
         kept = "uint8 (images)" if kind == "uint8" else "numbers of another type than uint8"
         raise InputError(f"{what} is {str(values.dtype).removeprefix('torch.')}, should be {kept}")
-    if kind == "int32" and values.dtype != torch.bool and bool((values.abs() > LARGEST).any()):
+    if kind == "int32" and values.dtype == torch.int64 and bool((values.abs() > LARGEST).any()):
         raise InputError(f"{what} holds {float(values.abs().max()):.0f}, integers should be below 2^31")
     found = values.to(DTYPES[kind])
     if kind in ("bool", "int32") and bool((found != values).any()):

@@ -177,6 +177,24 @@ def stored(column: Any) -> Any:
     return pa.chunked_array(chunks) if chunks else column
 
 
+def sequences(column: Any) -> np.ndarray | None:
+    """Return lists of numbers whose lengths differ as an array of arrays; None for all other columns."""
+    from pyarrow import compute, types
+
+    type_ = column.type
+    if not (types.is_list(type_) or types.is_large_list(type_)) or column.null_count:
+        return None
+    if not (types.is_integer(type_.value_type) or types.is_floating(type_.value_type)):
+        return None
+    lengths = compute.call_function("list_value_length", [column]).to_numpy()
+    values = compute.call_function("list_flatten", [column])
+    if len(np.unique(lengths)) < 2 or values.null_count:
+        return None
+    found = np.empty(len(lengths), dtype=object)
+    found[:] = np.split(np.array(values.to_numpy()), np.cumsum(lengths)[:-1])
+    return found
+
+
 def _extension() -> Any:
     import pyarrow as pa
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedsoft.core.federation import Federation
 from fedsoft.core.splits import Split
 from fedsoft.data.dataset_settings import dataset
-from fedsoft.data.hf_sources import HfPart, HfSource, is_image, is_single, label_names, open_source, stored
+from fedsoft.data.hf_sources import HfPart, HfSource, is_image, is_single, label_names, open_source, sequences, stored
 from fedsoft.data.image_bytes import read_images
 from fedsoft.data.parquet import column_array
 from fedsoft.data.table_clients import federate
@@ -25,15 +25,15 @@ __all__ = ["huggingface"]
 
 OWNER = "__client__"  # a column that is added where each client has a data set of its own
 SIDE = "__side__"  # and one that tells training points from those of a split 'test'
-Points = dict[str, tuple[np.ndarray, np.ndarray]]
+Points = dict[str, tuple[np.ndarray | dict[str, np.ndarray], np.ndarray]]
 
 
 @settings
 class HuggingFace(TableSettings):
     """A data set of Hugging Face with a column of clients, one for each client, or partitions of Flower Datasets.
 
-    Several columns of numbers and text are a table, with all its settings; else one column is the input: images,
-    arrays, or lists of equal length.
+    Columns of single numbers and text are a table, with all its settings. Otherwise inputs are images, arrays or lists,
+    of whole numbers for tokens; a network is given several of them by name.
 
     Arguments:
         path: a folder that `save_to_disk` wrote, or a `.parquet` file. In Python also a Dataset, a DatasetDict with
@@ -61,11 +61,7 @@ class HuggingFace(TableSettings):
         inputs = self._inputs(source.train[0].rows)
         if all(is_single(source.train[0].rows.schema.field(name).type) for name in inputs):
             return self._of_table(source)
-        if len(inputs) > 1:
-            raise InputError(
-                f"columns {', '.join(inputs)} are not all single numbers or text: name the one to use by features"
-            )
-        return self._of_arrays(source, inputs[0])
+        return self._of_arrays(source, inputs)
 
     def _inputs(self, rows: Any) -> list[str]:
         names = rows.column_names
@@ -121,18 +117,18 @@ class HuggingFace(TableSettings):
 
     # --- arrays
 
-    def _of_arrays(self, source: HfSource, feature: str) -> Federation:
+    def _of_arrays(self, source: HfSource, features: Sequence[str]) -> Federation:
         if not isinstance(self.target, str):
             raise InputError(f"target = {list(self.targets)} is not allowed: images and arrays have one target")
-        train, by = self._points(source.train, feature)
-        test, _ = self._points(source.test, feature, with_split=False)
+        train, by = self._points(source.train, features)
+        test, _ = self._points(source.test, features, with_split=False)
         classes = source.train[0].classes.get(self.target)
         split = None if self.split is None else replace(self.split, **{self.split.kind: [by[name] for name in train]})
         if test and split is not None:
             raise InputError("split is not allowed for data with a split 'test'")
         made = Federation.from_clients(
             list(train.values()), names=list(train), held_out=0 if test else self.held_out, split=split, task=self.task,
-            classes=classes, seed=self.seed,
+            classes=classes, length=self.length, seed=self.seed,
         )  # fmt: skip
         if test:
             extra = sorted(test.keys() - train.keys())
@@ -143,17 +139,17 @@ class HuggingFace(TableSettings):
         return made.standardized() if self.standardize else made
 
     def _points(
-        self, parts: Sequence[HfPart], feature: str, *, with_split: bool = True
+        self, parts: Sequence[HfPart], features: Sequence[str], *, with_split: bool = True
     ) -> tuple[Points, Mapping[str, np.ndarray]]:
         """Return inputs and labels of each client, and its values of the column to split by."""
         found: Points = {}
         by: dict[str, np.ndarray] = {}
         for part in parts:
             names = part.rows.column_names
-            for wanted in (feature, *self.targets):
+            for wanted in (*features, *self.targets):
                 if wanted not in names:
                     raise InputError(f"{part.name or 'the data'} lacks a column: {unknown('column', wanted, names)}")
-            x, y = self._column(part, feature), self._column(part, self.targets[0])
+            x, y = {name: self._column(part, name) for name in features}, self._column(part, self.targets[0])
             column = self.split_column if with_split else None
             values = None if column is None else np.asarray(part.rows.column(column).to_pandas())
             if part.name is not None:
@@ -162,7 +158,8 @@ class HuggingFace(TableSettings):
                 owner = np.array([str(one) for one in part.rows.column(str(self.client)).to_pylist()], dtype=np.str_)
                 owners = {str(name): np.flatnonzero(owner == name) for name in np.unique(owner)}
             for name, rows in owners.items():
-                found[name] = x[rows], y[rows]
+                mine = {feature: values[rows] for feature, values in x.items()}
+                found[name] = (mine if len(mine) > 1 else mine[features[0]]), y[rows]
                 if values is not None:
                     by[name] = values[rows]
         return found, by
@@ -171,7 +168,10 @@ class HuggingFace(TableSettings):
         column = part.rows.column(name)
         if is_image(column.type):
             return read_images(column, name)
-        array = column_array(Path(part.name or "data"), name, stored(column))
+        plain = stored(column)
+        if (ragged := sequences(plain)) is not None:
+            return ragged
+        array = column_array(Path(part.name or "data"), name, plain)
         return label_names(array, part.classes[name], name) if name in part.classes else array
 
 
