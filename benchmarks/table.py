@@ -48,20 +48,20 @@ def measure(name: str, repeats: int, small: bool) -> Result:
 def show(results: dict[str, Result], last: dict[str, Result], free_cores: float) -> Table:
     """The table, with the ratios of the last time. What two workers reach is judged only where two cores are free."""
     table = Table("row", "work", "against")
-    for column in ("theirs", "ours", "ratio", "from-to", "reach", "reached", "last time", "MB theirs/ours"):
+    for column in ("theirs", "ours", "MB", "ratio", "from-to", "reach", "reached", "last time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
         row = ROWS[name]
         if "skipped" in result:
-            table.add_row(name, row.work, row.against, "", "", "", "", _reach(row), "skipped", "", "")
+            table.add_row(name, row.work, row.against, "", "", "", "", "", _reach(row), "skipped", "")
             continue
         before = last.get(name, {}).get("ratio")
         ratio = result["ratio"]
         table.add_row(
             name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
-            _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
+            _memory(result), _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
             "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
-            "" if before is None else change(row, before, ratio), _memory(result),
+            "" if before is None else change(row, before, ratio),
         )  # fmt: skip
     return table
 
@@ -97,6 +97,7 @@ def _reach(row: Row) -> str:
 
 
 def _memory(result: Result) -> str:
+    """The most that the two sides held, beyond what their imports take."""
     held = result.get("bytes")
     return "" if held is None else f"{held['theirs'] / MB:.0f}/{held['ours'] / MB:.0f}"
 

@@ -13,25 +13,9 @@ import fedsoft as fs
 
 GOOD, BAD, SLANG = ["great", "lovely", "superb"], ["awful", "boring", "poor"], ["sick", "wicked", "mad"]
 OTHERS = [
-    "the",
-    "a",
-    "film",
-    "song",
-    "meal",
-    "was",
-    "is",
-    "really",
-    "so",
-    "quite",
-    "and",
-    "then",
-    "we",
-    "saw",
-    "heard",
-    "had",
-    "it",
-    "that",
-]
+    "the", "a", "film", "song", "meal", "was", "is", "really", "so", "quite", "and", "then", "we", "saw", "heard",
+    "had", "it", "that",
+]  # fmt: skip
 WORDS = {word: i for i, word in enumerate([*GOOD, *BAD, *SLANG, *OTHERS, "not"])}
 
 
@@ -82,8 +66,9 @@ def main() -> None:
     solver = fs.Adam(lr=1e-2, epochs=5, batch=16)
     for algorithm in (fs.FedAvg(), fs.FedEM(S=2)):
         run = fs.fit(algorithm, fed, Transformer, rounds=12, solver=solver, seed=0)
-        right = run.scores().personal_held_out.mean
-        print(f"{type(algorithm).__name__}: {right:.1%} right on held-out sentences")
+        spread = run.scores().personal_held_out
+        assert spread is not None
+        print(f"{type(algorithm).__name__}: {spread.mean:.1%} right on held-out sentences")
     sentence = [WORDS[word] for word in ["the", "song", "was", "really", "sick"]]
     for person in ("person-0", "person-1"):
         praise = float(run.predict([sentence], client=person)[0, 1])
