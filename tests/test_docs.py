@@ -7,6 +7,7 @@ import importlib
 import json
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,30 @@ def test_the_examples_of_the_page_on_data_run(tmp_path: Path, monkeypatch: pytes
     for block in found:
         exec(compile(block, "data.md", "exec"), names)
     names["ds"].save_to_disk("digits")
-    runs = [block for block in blocks(page, "toml") if '"*_note"' not in block]
+    runs = [block for block in blocks(page, "toml") if '"arrays"' in block or '"huggingface"' in block]
     assert len(runs) == 2
     for number, block in enumerate(runs):
         (tmp_path / "own.toml").write_text(block)
         execute(spec.read("own.toml"), tmp_path / f"run-{number}", RunOptions())
         assert len(fs.load(tmp_path / f"run-{number}").history) == 2
+
+
+def test_the_examples_of_inputs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a section, in order, as one session."""
+    monkeypatch.chdir(tmp_path)
+    for page, section in (("models.md", "## Inputs"), ("data.md", "## Tokens and several inputs")):
+        text = (ROOT / "docs" / page).read_text("utf-8").partition(f"\n{section}\n")[2]
+        names: dict[str, Any] = {}
+        own = re.split(r"^## ", text, flags=re.MULTILINE)[0]
+        found = re.findall(r"^```python\n(.*?)^```", own, re.DOTALL | re.MULTILINE)
+        assert found
+        for code in found:
+            exec(compile(code, f"{page}, {section}", "exec"), names)
+    assert [one.name for one in names["fed"].shape.fields] == ["tokens", "numbers"]
+
+
+def test_the_toml_of_several_inputs_at_nodes_is_a_data_set() -> None:
+    (text,) = (text for text in blocks(ROOT / "docs" / "data.md", "toml") if '"nodes"' in text)
+    settings = tomllib.loads(text)["dataset"]
+    fed = fs.datasets.nodes(**{key: value for key, value in settings.items() if key != "name"})
+    assert [one.name for one in fed.shape.fields] == ["tokens", "numbers"]
