@@ -22,7 +22,7 @@ from fedsoft.machine.resources import check_memory
 
 aten = torch.ops.aten
 BLOCK = 2**22  # bytes that are read at once where all rows are looked at
-WINDOW = 2**25  # bytes of a file that may stay mapped before its pages are given back
+WINDOW = 2**24  # bytes of a file that may stay mapped before its pages are given back
 NEIGHBOURS = 2**20  # bytes that the kernel maps around each one that is read, about
 
 Change = Callable[[Tensor], Tensor]
