@@ -110,6 +110,17 @@ def engine_of_steps(make: Callable[[bool], Work], epochs: int | None = None) -> 
     return side
 
 
+def engine_of_epochs(make: Callable[[bool], Work]) -> Make:
+    """All clients train for an epoch, as many at once as fedsoft stacks."""
+
+    def side(small: bool) -> Side:
+        engine = make(small).engine(epochs=1)
+        everyone = list(range(len(engine.engine.names)))
+        return lambda: piece(lambda: engine.train(everyone), lambda: engine.steps, time.process_time)
+
+    return side
+
+
 def engine_with_workers(make: Callable[[bool], Work], workers: int) -> Make:
     """All clients train for an epoch, by the clock on the wall."""
 
@@ -230,7 +241,7 @@ def _agree(difference: float) -> float:
 
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
-PLAIN = "plain loop"
+PLAIN, TUNED = "plain loop", "tuned loop and heap"
 
 ROWS: dict[str, Row] = {
     "synthetic": Row(
@@ -247,7 +258,7 @@ ROWS: dict[str, Row] = {
         loop_of_steps(works.letters), engine_of_steps(works.letters), 2.5, check=same_round(works.letters),
     ),
     "letters-tuned": Row(
-        "letters CNN", "tuned loop and heap",
+        "letters CNN", TUNED,
         loop_of_steps(works.letters, tuned=True), engine_of_steps(works.letters), 1.25, obstacle=no_heap,
     ),
     "letters-workers": Row(
@@ -270,6 +281,16 @@ ROWS: dict[str, Row] = {
     "resnet": Row(
         "ResNet with GroupNorm", PLAIN,
         loop_of_steps(works.resnet), engine_of_steps(works.resnet), 1.8, check=same_round(works.resnet),
+    ),
+    "bag": Row(
+        "EmbeddingBag, 40 clients", TUNED,
+        loop_of_steps(works.bag, tuned=True), engine_of_epochs(works.bag), 1.8, check=same_round(works.bag),
+        obstacle=no_heap,
+    ),
+    "transformer": Row(
+        "Transformer on 24 tokens, 40 clients", TUNED,
+        loop_of_steps(works.transformer, tuned=True), engine_of_epochs(works.transformer), 1.2,
+        check=same_round(works.transformer), obstacle=no_heap,
     ),
     "lstm": Row(
         "LSTM", PLAIN,

@@ -2,8 +2,8 @@
 
     python -m benchmarks.sides ROW theirs|ours [--small]
 
-Every line that comes in asks for a piece of work (`go`), or for the check that both sides compute the same (`check`);
-every line that goes out is the answer, as JSON.
+Every line that comes in asks for a piece of work (`go`), for the check that both sides compute the same (`check`), or
+for the most bytes held so far beyond what the imports take (`memory`); every line that goes out is the answer, as JSON.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Process:
 def main() -> None:
     import torch
 
+    from benchmarks.machine import memory
     from benchmarks.rows import ROWS
 
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -70,13 +71,15 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    row = ROWS[chosen.row]
+    row, (imported, _) = ROWS[chosen.row], memory()
     side = (row.theirs if chosen.side == "theirs" else row.ours)(chosen.small)
     side()  # warms up
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         if line.strip() == "check":
             print(json.dumps(row.check() if row.check else None), flush=True)
+        elif line.strip() == "memory":
+            print(json.dumps(memory()[1] - imported), flush=True)
         else:
             print(json.dumps(side()), flush=True)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 import fedsoft as fs
 from fedsoft import plugins
 from fedsoft.runs import spec
+from fedsoft.runs.execute import execute
+from fedsoft.runs.run_options import RunOptions
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -110,3 +114,56 @@ def test_documents_that_the_code_names_are_there() -> None:
     named = {name for text in texts for name in re.findall(r"docs/[a-z_]+\.md", text)}
     assert "docs/flower.md" in named
     assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_the_examples_of_the_page_on_data_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks on files that are made here, then the TOML blocks as runs."""
+    hf: Any = pytest.importorskip("datasets", reason="needs the extra 'datasets'")
+    hf.disable_progress_bars()
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4))
+    lines = [f"{k},c{k % 3},{a},{a + b},2026-01-{1 + k // 3:02}" for k, (a, b, _, _) in enumerate(x)]
+    (tmp_path / "all.csv").write_text("row,id,a,outcome,date\n" + "\n".join(lines))
+    for name, array in {"x": x, "y": x.sum(1), "sizes": np.array([10, 20, 30])}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    texts = {"x": ["to be", "or no"] * 3, "y": [" ", "t"] * 3}
+    pixels = {"x": rng.random((6, 784)).round(3).tolist(), "y": [0, 1, 2] * 2}
+    for name, user in {"shakespeare": texts, "femnist": pixels}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "all.json").write_text(json.dumps({"user_data": {"u": user, "v": user}}))
+    page = ROOT / "docs" / "data.md"
+    names: dict[str, Any] = {"fs": fs, "np": np, "torch": torch, "x": x[:9], "y": x[:9, 0]}
+    names["torch_dataset"] = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(x[:, 0]))
+    found = blocks(page, "python")
+    assert len(found) >= 5
+    for block in found:
+        exec(compile(block, "data.md", "exec"), names)
+    names["ds"].save_to_disk("digits")
+    runs = [block for block in blocks(page, "toml") if '"arrays"' in block or '"huggingface"' in block]
+    assert len(runs) == 2
+    for number, block in enumerate(runs):
+        (tmp_path / "own.toml").write_text(block)
+        execute(spec.read("own.toml"), tmp_path / f"run-{number}", RunOptions())
+        assert len(fs.load(tmp_path / f"run-{number}").history) == 2
+
+
+def test_the_examples_of_inputs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a section, in order, as one session."""
+    monkeypatch.chdir(tmp_path)
+    for page, section in (("models.md", "## Inputs"), ("data.md", "## Tokens and several inputs")):
+        text = (ROOT / "docs" / page).read_text("utf-8").partition(f"\n{section}\n")[2]
+        names: dict[str, Any] = {}
+        own = re.split(r"^## ", text, flags=re.MULTILINE)[0]
+        found = re.findall(r"^```python\n(.*?)^```", own, re.DOTALL | re.MULTILINE)
+        assert found
+        for code in found:
+            exec(compile(code, f"{page}, {section}", "exec"), names)
+    assert [one.name for one in names["fed"].shape.fields] == ["tokens", "numbers"]
+
+
+def test_the_toml_of_several_inputs_at_nodes_is_a_data_set() -> None:
+    (text,) = (text for text in blocks(ROOT / "docs" / "data.md", "toml") if '"nodes"' in text)
+    settings = tomllib.loads(text)["dataset"]
+    fed = fs.datasets.nodes(**{key: value for key, value in settings.items() if key != "name"})
+    assert [one.name for one in fed.shape.fields] == ["tokens", "numbers"]

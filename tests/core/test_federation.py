@@ -262,3 +262,36 @@ def test_one_odd_number_among_class_labels_is_named() -> None:
     assert Federation.from_clients(classes, task="regression").shape.task == "regression"
     mixed = [(np.ones((20, 2)), np.arange(20) % 3), (np.ones((20, 2)), np.linspace(0.1, 1.9, 20))]
     assert Federation.from_clients(mixed).shape.task == "regression"
+
+
+def test_a_task_that_was_guessed_wrongly_is_pointed_out() -> None:
+    x = np.random.default_rng(0).standard_normal((60, 2))
+    classes = np.arange(60) % 3
+
+    def notices(y: np.ndarray, **settings: Any) -> tuple[str, ...]:
+        return fs.Federation.from_clients([(x[:30], y[:30]), (x[30:], y[30:])], **settings).notices
+
+    assert notices(classes) == ()
+    (said,) = notices(classes.astype(float))
+    assert "3 different values, all whole: give task = 'classification'" in said
+    assert notices(classes.astype(float), task="regression") == ()
+    assert notices(classes.astype(float), task="classification") == ()
+    odd = classes.astype(float)
+    odd[40] = 1.5
+    (said,) = notices(odd)
+    assert "all whole, but for 1 points (the first is 1.5)" in said
+    wide = classes.copy()
+    wide[40] = 77
+    (said,) = notices(wide)
+    assert "Labels go up to 77, but only 4 different ones occur (the rarest is 77)" in said
+    assert notices(wide, classes=100) == ()
+    assert notices(x[:, 0]) == ()
+    assert notices(np.arange(60.0)) == ()
+
+
+def test_a_loader_is_no_list_of_clients() -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader: Any = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+    with pytest.raises(fs.InputError, match="clients is a DataLoader"):
+        fs.Federation.from_clients(loader)

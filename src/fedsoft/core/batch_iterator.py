@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -12,9 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.batches import GradientParts, Problem, check_rows, plan_batches
+from fedsoft.core.batches import GradientParts, Problem, Prox, check_rows, plan_batches
 from fedsoft.core.client_data import ClientData, augmented
+from fedsoft.core.mapped import MappedRows
 from fedsoft.core.model import as_numbers
+
+Vary = Callable[[Tensor, Tensor], Tensor]
+"""Images, and their places among the points of the clients, to other images."""
 
 FEW = 40  # parameters; beyond that, products of matrices, one for each client, are as fast
 
@@ -23,8 +27,12 @@ FEW = 40  # parameters; beyond that, products of matrices, one for each client, 
 class ColumnBackend(Protocol):
     """A model's backend that can also compute with clients along the last axis (see `models.linear`)."""
 
-    def to_columns(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs `[points, ...]` as `[features, points]`, and weights of points, as `column_gradient` needs."""
+    def to_columns(self, x: Tensor) -> Tensor:
+        """Return inputs `[points, ...]` as `[features, points]`."""
+        ...
+
+    def column_weights(self, weight: Tensor) -> Tensor:
+        """Return weights of points as `column_gradient` needs them."""
         ...
 
     def column_gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -63,12 +71,17 @@ class BatchIterator(abc.ABC):
         plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
         self.plan = plan = replace(plan, layout=problem.model.layout, t=problem.t)
         self.variations = _variations(data, epochs, generators)
-        x, y = data.x.index_select(0, data.points), data.y.index_select(0, data.points)
-        x, self.places, self.weights = self._lay_out(x, dtype)
-        self.epochs = [_Epoch(pool, self.axis, self.weights.shape, plan.active) for pool in (x, y)]
+        self.places, self.weights = self._lay_out()
+        sides = self.weights.shape
+        if isinstance(data.x, MappedRows):
+            rows = data.x.pick(data.points)
+            self.inputs = _StreamedEpoch(rows, self.axis, plan.active, lambda x: self._arrange(x, dtype))
+        else:
+            x = self._arrange(data.x.index_select(0, data.points), dtype)
+            self.inputs = _Epoch(x, self.axis, sides, plan.active)
+        self.targets = _Epoch(data.y.index_select(0, data.points), self.axis, sides, plan.active)
         self.weight = self.weights.clone()
-        weight = self.weight.split(plan.active, self.axis)
-        self.batches = list(zip(*(e.batches for e in self.epochs), weight, strict=True))
+        self.batch_weights = self.weight.split(plan.active, self.axis)
         self.pull: list[tuple[Tensor, Tensor]] = []
         if problem.prox is not None:
             strength, target = self.stack(problem.prox.strength), self.stack(problem.prox.target)
@@ -76,8 +89,12 @@ class BatchIterator(abc.ABC):
         self.now = self.calls = 0
 
     @abc.abstractmethod
-    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs, and the plan's places and weights, in this memory layout."""
+    def _lay_out(self) -> tuple[Tensor, Tensor]:
+        """Return the plan's places and weights in this memory layout."""
+
+    @abc.abstractmethod
+    def _arrange(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return inputs `[points, ...]` in this memory layout."""
 
     @abc.abstractmethod
     def stack(self, rows: Tensor) -> Tensor:
@@ -101,24 +118,32 @@ class BatchIterator(abc.ABC):
     @property
     def gradients(self) -> Tensor:
         """The gradients that each client has computed so far, in points, if every step computed as many."""
-        epochs, steps = len(self.places), len(self.batches)
+        epochs, steps = len(self.places), len(self.batch_weights)
         return self.sizes * epochs * self.calls // max(1, epochs * steps)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         step = 0
         for number, places in enumerate(self.places):
-            for epoch in self.epochs:
-                epoch.fetch(places)
-            if self.variations is not None:
-                shift, flip = (drawn[number, places.flatten()] for drawn in self.variations)
-                images = self.epochs[0].memory
-                images.copy_(augmented(images, shift, flip))
+            self.inputs.fetch(places, self._variation(number))
+            self.targets.fetch(places)
             if self.point_weights is not None:
                 torch.mul(self.weights, self.point_weights[places], out=self.weight)
-            for b in range(len(self.batches)):
+            for b in range(len(self.batch_weights)):
                 self.now = b
                 yield step, b
                 step += 1
+
+    def _variation(self, number: int) -> Vary | None:
+        """Return how images at their places are varied in an epoch."""
+        if self.variations is None:
+            return None
+        shifts, flips = (drawn[number] for drawn in self.variations)
+        return lambda images, places: augmented(images, shifts[places], flips[places])
+
+    def current(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, targets and weights of the current batch."""
+        b = self.now
+        return self.inputs.batches[b], self.targets.batches[b], self.batch_weights[b]
 
 
 class RowBatches(BatchIterator):
@@ -127,8 +152,11 @@ class RowBatches(BatchIterator):
     axis = 0
     buffer: Tensor | None = None  # every gradient is written here
 
-    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        return x, self.plan.places.mT, self.plan.weights.t().contiguous()
+    def _lay_out(self) -> tuple[Tensor, Tensor]:
+        return self.plan.places.mT, self.plan.weights.t().contiguous()
+
+    def _arrange(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x
 
     def stack(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.plan.clients)
@@ -139,7 +167,7 @@ class RowBatches(BatchIterator):
         if self.buffer is None:
             self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
         gradient, pull = self.buffer[: len(w)], self.pull[self.now] if self.pull else None
-        products = self.model.gradient_into(gradient, w, *self.batches[self.now])
+        products = self.model.gradient_into(gradient, w, *self.current())
         return GradientParts(gradient, pull, self.model.layout, products)
 
     def gradient(self, w: Tensor) -> Tensor:
@@ -148,13 +176,13 @@ class RowBatches(BatchIterator):
     def objective(self, w: Tensor, k: int) -> tuple[Tensor, GradientParts]:
         """Return the loss of client k's current batch at `w[k]`, with the proximal term up to a constant, and its
         gradient."""
-        x, y, weight = (part[k : k + 1] for part in self.batches[self.now])
+        x, y, weight = (part[k : k + 1] for part in self.current())
         own = w[k : k + 1].detach()
         value = (self.model.loss(self.model.outputs(own, x), y) * weight).sum()
         pull = None
         if self.pull:
             strength, target = (part[k : k + 1] for part in self.pull[self.now])
-            value = value + (strength / 2 * own.square() - target * own).sum()
+            value = value + Prox(strength, target).value(own).sum()
             pull = (strength, target)
         return value.detach(), GradientParts(self.model.gradient(own, x, y, weight), pull)
 
@@ -164,11 +192,13 @@ class ColumnBatches(BatchIterator):
 
     axis = -1
 
-    def _lay_out(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def _lay_out(self) -> tuple[Tensor, Tensor]:
         assert isinstance(self.model.backend, ColumnBackend)
         self.backend = self.model.backend
-        x, weights = self.backend.to_columns(as_numbers(x, dtype), self.plan.weights)
-        return x, self.plan.places, weights
+        return self.plan.places, self.backend.column_weights(self.plan.weights)
+
+    def _arrange(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.backend.to_columns(as_numbers(x, dtype))
 
     def stack(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.plan.clients).movedim(0, -1).contiguous().movedim(-1, 0)
@@ -176,7 +206,7 @@ class ColumnBatches(BatchIterator):
     def gradient_parts(self, w: Tensor) -> GradientParts:
         self.calls += 1
         pull = self.pull[self.now] if self.pull else None
-        return GradientParts(self.backend.column_gradient(w, *self.batches[self.now]), pull)
+        return GradientParts(self.backend.column_gradient(w, *self.current()), pull)
 
 
 def _variations(
@@ -202,5 +232,29 @@ class _Epoch:
         self.memory = pool.new_empty(shape)
         self.batches = self.memory.unflatten(axis, sides).split(active, axis)
 
-    def fetch(self, places: Tensor) -> None:
+    def fetch(self, places: Tensor, vary: Vary | None = None) -> None:
         torch.index_select(self.pool, self.axis, places.flatten(), out=self.memory)
+        if vary is not None:
+            self.memory.copy_(vary(self.memory, places.flatten()))
+
+
+class _StreamedEpoch:
+    """The same for points on disk: a batch is read when it is used, and no more than one is in memory."""
+
+    def __init__(self, pool: MappedRows, axis: int, active: list[int], arrange: Callable[[Tensor], Tensor]) -> None:
+        self.pool, self.axis, self.active, self.arrange = pool, axis, active, arrange
+        self.places: Sequence[Tensor] = ()
+        self.vary: Vary | None = None
+
+    def fetch(self, places: Tensor, vary: Vary | None = None) -> None:
+        self.places, self.vary = places.split(self.active, self.axis), vary
+
+    @property
+    def batches(self) -> _StreamedEpoch:
+        return self
+
+    def __getitem__(self, b: int) -> Tensor:
+        places = self.places[b].flatten()
+        x = self.pool.read(places)
+        x = x if self.vary is None else self.vary(x, places)
+        return self.arrange(x).unflatten(self.axis, self.places[b].shape)

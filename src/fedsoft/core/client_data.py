@@ -19,16 +19,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.inputs import InputField
+from fedsoft.core.mapped import pick
+
 Task = Literal["regression", "classification", "multilabel"]
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a model must know of the data: the task, the shape of one input, and the number of outputs or classes."""
+    """What a model must know of the data.
+
+    Arguments:
+        task: what the targets are.
+        input: the shape of one input; of several, that of a point with all of them packed.
+        outputs: the number of outputs or classes.
+        fields: of several inputs: what is packed where, see `inputs`.
+    """
 
     task: Task
     input: tuple[int, ...]
     outputs: int
+    fields: tuple[InputField, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,8 @@ class ClientData:
     """The points of `n` clients, ragged.
 
     Arguments:
-        x: inputs of all points, `[points, ...]`.
+        x: inputs of all points, `[points, ...]`, several of them packed (`inputs`); in memory, or with rows on disk
+            (`mapped`).
         y: targets of all points, `[points]` or `[points, outputs]`.
         starts: where each client's points begin in the pool, `[n]`.
         sizes: how many points each client has (the paper's n_k), `[n]`.
@@ -100,6 +112,12 @@ class ClientData:
         """Return some of the clients, in the order of `ids`. No point is copied."""
         index = torch.as_tensor(np.asarray(ids, dtype=np.int64), device=self.starts.device)
         return replace(self, starts=self.starts[index], sizes=self.sizes[index])
+
+    def reordered(self, points: Tensor, sizes: Tensor) -> ClientData:
+        """Return clients of these sizes with the points at these places of the pool, client after client."""
+        return replace(
+            self, x=pick(self.x, points), y=self.y[points], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes
+        )
 
     def client(self, k: int) -> tuple[Tensor, Tensor]:
         begin, size = int(self.starts[k]), int(self.sizes[k])

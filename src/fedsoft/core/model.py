@@ -97,6 +97,11 @@ class Backend(Protocol):
         ...
 
 
+def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return inputs as numbers: images are kept as bytes, a quarter of the memory, and scaled to 0 to 1."""
+    return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
+
+
 @dataclass(frozen=True)
 class Model:
     """Functions over a stack of m models with parameters `w[m, P]`.
@@ -113,6 +118,7 @@ class Model:
         module: the named tensors of one model to a plain network of the same outputs, for export.
         backends: further backends that a user may choose, by name.
         apart: moves the weights of further centers, for models all of whose draws are the same (see `networks.starts`).
+        inputs: inputs as they are kept to inputs as the backend takes them, beside parameters of a type.
     """
 
     layout: Layout
@@ -125,6 +131,7 @@ class Model:
     module: Callable[[Params], nn.Module] | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
     apart: Callable[[Tensor, np.random.Generator], Tensor] | None = None
+    inputs: Callable[[Tensor, torch.dtype], Tensor] = as_numbers
 
     def by(self, backend: str) -> Model:
         """Return the same model with another backend."""
@@ -143,7 +150,7 @@ class Model:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of each model on its own inputs, `w[m, P]`, `x[m, B, ...]`."""
-        return self.backend.forward(self.layout.unflatten(w), as_numbers(x, w.dtype))
+        return self.backend.forward(self.layout.unflatten(w), self.inputs(x, w.dtype))
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient `[m, P]` of each model's `sum_i weight_i loss_i` over its batch, `weight[m, B]`."""
@@ -154,16 +161,12 @@ class Model:
 
     def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
         """Write that gradient into `out[m, P]`, except for products that are returned, see `Backend`."""
-        return self.backend.gradient_into(out, w, as_numbers(x, w.dtype), y, weight)
-
-
-def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return inputs ready for a model: images are kept as bytes, a quarter of the memory, and scaled to 0 to 1."""
-    return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x
+        return self.backend.gradient_into(out, w, self.inputs(x, w.dtype), y, weight)
 
 
 Builder = Callable[[DataShape], Model]
-"""Makes the model that fits the data: what `fedsoft.models.linear()` and the others return."""
+"""Makes the model that fits the data: what `fedsoft.models.linear()` and the others return. One that has an argument
+`points` is given a few of a client's inputs there, to try itself on."""
 
 
 def xavier_normal(layout: Layout, keep: Tensor | None = None) -> Callable[[np.random.Generator], Tensor]:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.mapped import MappedRows
+
 FEW_ROWS = 4  # that are looked up
 FAR = 10.0  # a mean or standard deviation of an input that is too large to learn from as it is
 
@@ -27,13 +29,15 @@ class Scale:
     @staticmethod
     def of(x: Tensor) -> Scale:
         """Return the scale of points `x[points, ...]`."""
-        mean, std = x.double().mean(0), x.double().std(0, correction=0)
+        mean, std = _moments(x, 0)
         # What rounding leaves of a constant is no standard deviation.
         constant = std <= 1e-9 * mean.abs()
         return Scale(mean, torch.where(constant, 1.0, std))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs as models see them, for inputs as they are in files."""
+        if isinstance(x, MappedRows):
+            return x.changed(self)
         kind = x.dtype if x.is_floating_point() else torch.float32
         return ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).to(kind)
 
@@ -47,12 +51,13 @@ def is_scaled(x: Tensor, pools: Sequence[Tensor], scale: Scale) -> bool:
 
     A few rows tell: they would have to be in a pool before and after scaling for the wrong answer.
     """
+    pools = [pool for pool in pools if not isinstance(pool, MappedRows)]  # points on disk are not looked up
     if any(len(x) and np.may_share_memory(x.numpy(), pool.numpy()) for pool in pools):
         return True
     few = x[:: max(1, len(x) // FEW_ROWS)].unique(dim=0)
     if len(few) < 2 or torch.equal(scale(few), few):
         return False
-    return all(any(_has_row(pool.flatten(1), row) for pool in pools) for row in few.flatten(1))
+    return bool(pools) and all(any(_has_row(pool.flatten(1), row) for pool in pools) for row in few.flatten(1))
 
 
 def _has_row(pool: Tensor, row: Tensor) -> bool:
@@ -60,12 +65,22 @@ def _has_row(pool: Tensor, row: Tensor) -> bool:
     return bool((near.float() == row.float()).all(1).any())
 
 
+def _moments(x: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over points `x[points, ...]`; those on disk are read twice, in blocks."""
+    if not isinstance(x, MappedRows):
+        return x.double().mean(0), x.double().std(0, correction=correction)
+    zero = torch.zeros(x.shape[1:], dtype=torch.float64)
+    mean = sum((rows.double().sum(0) for rows in x.blocks()), zero) / len(x)
+    squares = sum(((rows.double() - mean).square().sum(0) for rows in x.blocks()), zero)
+    return mean, (squares / (len(x) - correction)).sqrt()
+
+
 def scaling_warning(x: Tensor) -> str | None:
     """Return a sentence where inputs are far from mean 0 and std 1, which local solvers need; else None."""
     if not x.is_floating_point() or len(x) < 2:
         return None
-    flat = x.double().flatten(1)
-    mean, std = float(flat.mean(0).abs().max()), float(flat.std(0).max())
+    means, stds = _moments(x, 1)
+    mean, std = float(means.abs().max()), float(stds.max())
     if mean <= FAR and std <= FAR:
         return None
     return (

@@ -123,9 +123,7 @@ class Site:
         order = torch.argsort(place, stable=True)
         sizes = torch.bincount(place, minlength=m * count)
         points = self.data.points[order]
-        data = replace(
-            self.data, x=self.data.x[points], y=self.data.y[points], starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes
-        )
+        data = self.data.reordered(points, sizes)
         names = [name for name in self.names for _ in range(count)]
         wide = replace(self, data=data, names=names, work=Work.none(m * count))
         solved, _ = wide.solve(w.reshape(m * count, size), label=label)

@@ -14,10 +14,12 @@ import numpy as np
 from fedsoft.data import image_formats, registry
 from fedsoft.data.choices import rows_of
 from fedsoft.data.download import Progress, download, take_from_wheel
+from fedsoft.data.owned_images import OwnedImages, read_leaf_images, read_owned_images
 from fedsoft.data.registry import Collection, Package
 from fedsoft.errors import InputError
 
 Split = Literal["train", "test"]
+USER_LIMIT = 200 * 10**6  # bytes of memory for one user of LEAF's JSON; the largest of FEMNIST has some 500 images
 
 
 # Reading
@@ -36,6 +38,20 @@ def load(name: str, data_dir: str | Path | None = None) -> tuple[Pictures, Pictu
     wanted = registry.collection(name)
     files = registry.find(wanted, data_dir)
     return read(wanted, files, "train"), read(wanted, files, "test")
+
+
+def load_owned(name: str, data_dir: str | Path | None = None) -> OwnedImages:
+    """Find and read images with owners."""
+    wanted = registry.collection(name)
+    return read_owned(wanted, registry.find(wanted, data_dir))
+
+
+def read_owned(wanted: Collection, files: dict[str, Path]) -> OwnedImages:
+    """Read images with owners, from one archive or from LEAF's JSON."""
+    classes, (archive,) = len(wanted.classes), wanted.train
+    if archive in files:
+        return read_owned_images(files[archive], classes)
+    return read_leaf_images(next(iter(files.values())).parents[1], (1, 28, 28), classes, USER_LIMIT)
 
 
 def read(wanted: Collection, files: dict[str, Path], split: Split) -> Pictures:
@@ -84,7 +100,7 @@ def check(name: str, data_dir: str | Path | None = None) -> Report:
     """Read all files of a data set and compare counts and checksums with the published ones."""
     wanted = registry.collection(name)
     files = registry.find(wanted, data_dir)
-    counts = _rows(files) if wanted.kind == "choices" else _images(wanted, files)
+    counts = _COUNTS.get(wanted.kind, _images)(wanted, files)
     return Report(
         name=name,
         folder=next(iter(files.values())).parent,
@@ -100,8 +116,15 @@ def _images(wanted: Collection, files: dict[str, Path]) -> tuple[int, int]:
     return len(read(wanted, files, "train").y), len(read(wanted, files, "test").y)
 
 
-def _rows(files: dict[str, Path]) -> tuple[int, int]:
+def _rows(_: Collection, files: dict[str, Path]) -> tuple[int, int]:
     return sum(rows_of(path) for path in files.values()), 0
+
+
+def _owned(wanted: Collection, files: dict[str, Path]) -> tuple[int, int]:
+    return len(read_owned(wanted, files).owners), 0
+
+
+_COUNTS = {"choices": _rows, "owned": _owned}
 
 
 def _checksum(wanted: Collection, name: str, path: Path) -> bool | None:
@@ -126,6 +149,8 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | No
     """Download what is missing into `data_dir` or the cache, and check it."""
     wanted = registry.collection(name)
     if registry.locate(wanted, data_dir) is None:
+        if not wanted.downloads:
+            registry.find(wanted, data_dir)  # says how to get them
         root = Path(data_dir).expanduser() if data_dir is not None else registry.cache()
         for part in wanted.downloads:
             if isinstance(part, Package):

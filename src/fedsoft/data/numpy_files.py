@@ -28,7 +28,7 @@ def read_arrays(
     `optional` ones may be missing in an archive. `limit`: the most bytes of an array, default: `streams.LIMIT`.
     """
     if _is_folder(path):
-        return {name: _read_npy(path / f"{name}.npy", limit) for name in names}
+        return {name: read_npy(path / f"{name}.npy", limit) for name in names}
     size_of(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -61,7 +61,20 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, known: list[str], l
         return _array(path, name, stream, entry.compress_size * ratio, limit)
 
 
-def _read_npy(file: Path, limit: int | None) -> np.ndarray:
+def map_npy(file: Path) -> np.ndarray:
+    """Return the array of numbers in an `.npy` file, mapped from it."""
+    size_of(file)
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:
+        raise bad(str(file), f"is damaged or not an .npy file ({error})") from None
+    if not isinstance(found, np.memmap) or found.dtype.kind not in "biuf":
+        raise bad(str(file), f"has {found.dtype} of shape {list(found.shape)}, should be an array of numbers")
+    return found
+
+
+def read_npy(file: Path, limit: int | None = None) -> np.ndarray:
+    """Return the array in an `.npy` file of at most `limit` bytes."""
     size = size_of(file)
     try:
         with file.open("rb") as stream:

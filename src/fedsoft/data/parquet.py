@@ -140,14 +140,14 @@ def read_columns(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                     some = ", ".join(known[:20]) or "none"
                     raise bad(file, f"has {known.count(name)} columns '{name}', should have one (it has: {some})")
         table = read_parquet(file, names, LIMIT)
-        return {name: _column(file, name, table.column(name).combine_chunks()) for name in names}
+        return {name: column_array(file, name, table.column(name).combine_chunks()) for name in names}
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise bad(file, f"is damaged or not a parquet file ({error}): get it again") from None
 
 
-def _column(file: Path, name: str, column: Any) -> np.ndarray:
+def column_array(file: Path, name: str, column: Any) -> np.ndarray:
     """Return one column as an array."""
     import pyarrow as pa
     from pyarrow import compute, types

@@ -72,18 +72,22 @@ class Collection:
         downloads: where they come from.
         classes: the names of the labels in the files.
         distinct: whether the names of the files tell the data set. MNIST and Fashion-MNIST share theirs.
+        patterns: files in the folder that may take the place of all others, as their publisher names them.
+        by_hand: how to get the files, where nothing can be downloaded.
     """
 
     name: str
     about: str
     folder: str
-    kind: Literal["idx", "cifar", "choices"]
+    kind: Literal["idx", "cifar", "choices", "owned"]
     train: tuple[str, ...]
     test: tuple[str, ...]
     counts: tuple[int, int]
     downloads: tuple[Download | Package, ...]
     classes: tuple[str, ...]
     distinct: bool = True
+    patterns: tuple[str, ...] = ()
+    by_hand: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -197,6 +201,20 @@ COLLECTIONS = {
             10_728,
             "1aa07d153d2a431c150fb8d59c1d52c5",
         ),
+        Collection(
+            name="writers",
+            about="FEMNIST: handwritten digits and letters by their writers, 28x28",
+            folder="femnist",
+            kind="owned",
+            train=("writers.npz",),
+            test=(),
+            counts=(805_263, 0),
+            downloads=(),
+            classes=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+            patterns=("train/*.json", "test/*.json"),
+            by_hand="make them by the script data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf "
+            "(-s niid --sf 1.0 -k 0 -t sample) and put its folders train and test into 'femnist'",
+        ),
     )
 }
 
@@ -237,7 +255,19 @@ def locate(wanted: Collection, data_dir: str | Path | None = None) -> dict[str, 
         found = {name: path for name in wanted.files if (path := _in(folder, name))}
         if len(found) == len(wanted.files):
             return found
+        if others := _by_pattern(folder, wanted):
+            return others
     return None
+
+
+def _by_pattern(folder: Path, wanted: Collection) -> dict[str, Path]:
+    """Return the files in a folder of the data set that fit its patterns."""
+    if folder.name != wanted.folder:
+        return {}
+    try:
+        return {str(file.relative_to(folder)): file for one in wanted.patterns for file in sorted(folder.glob(one))}
+    except (OSError, ValueError):
+        return {}
 
 
 def _in(folder: Path, name: str) -> Path | None:
@@ -259,6 +289,11 @@ def find(wanted: Collection, data_dir: str | Path | None = None) -> dict[str, Pa
     best = min(folders, key=lambda folder: sum(_in(folder, name) is None for name in wanted.files))
     name = next(name for name in wanted.files if _in(best, name) is None)
     looked = ", ".join(f"'{folder}'" for folder in folders)
+    if not wanted.downloads:
+        raise InputError(
+            f"{wanted.name}: file '{name}' is missing (looked in {looked}), and cannot be downloaded: {wanted.by_hand} "
+            f"in a folder named by data_dir or {VARIABLE}"
+        )
     first = wanted.downloads[0]
     source = first.url if isinstance(first, Package) or first.inside else first.url.rpartition("/")[0]
     raise InputError(

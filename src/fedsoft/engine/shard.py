@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsoft.core.client_data import Augment, ClientData
 from fedsoft.core.contract import State, Training
+from fedsoft.core.mapped import in_memory
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.client_store import ClientStore
 from fedsoft.engine.cost import Cost
@@ -32,7 +33,7 @@ Forms = dict[str, Form]
 
 def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return tensors as arrays, to be sent."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    return {name: in_memory(tensor).detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def tensors(sent: Arrays) -> dict[str, Tensor]:

@@ -36,9 +36,12 @@ class LeastSquares:
         torch.bmm(error.mul_(weight).unsqueeze(1), phi, out=out.unsqueeze(1))
         return ()
 
-    def to_columns(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ColumnBackend`: the 2 of the gradient is in the weights, once for all steps."""
-        return self.features(x[None])[0].t().contiguous(), weight * 2
+    def to_columns(self, x: Tensor) -> Tensor:
+        return self.features(x[None])[0].t().contiguous()
+
+    def column_weights(self, weight: Tensor) -> Tensor:
+        """Return them with the 2 of the gradient, once for all steps."""
+        return weight * 2
 
     def column_gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         error = (x * w.t().unsqueeze(1)).sum(0).sub_(y).mul_(weight)

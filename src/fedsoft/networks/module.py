@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,15 +14,18 @@ from torch.func import functional_call, vmap
 
 from fedsoft.core.backends import OneByOne, Stacked
 from fedsoft.core.client_data import DataShape
+from fedsoft.core.inputs import made_up
 from fedsoft.core.metrics import Goal, Metric, goal
 from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params
 from fedsoft.errors import InputError
 from fedsoft.machine.threads import PerThread
 from fedsoft.networks.chain import as_chain
+from fedsoft.networks.inputs import Inputs, Reader, arguments, token_errors
+from fedsoft.networks.stacking import Stackable
 from fedsoft.networks.starts import Init, start_of
-from fedsoft.seeds import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+TRIED = 4  # made-up points that a network is tried on where there are no others
 
 
 def from_module(
@@ -29,7 +33,7 @@ def from_module(
 ) -> Builder:  # fmt: skip
     """Make a model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
 
-    def build(shape: DataShape) -> Model:
+    def build(shape: DataShape, points: Tensor | None = None) -> Model:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
@@ -49,13 +53,20 @@ def from_module(
 
         here = PerThread()  # a call puts parameters into the network, so every thread has one of its own
 
-        def one(params: Params, x: Tensor) -> Tensor:
+        def one(params: Params, inputs: Inputs) -> Tensor:
             if not hasattr(here, "net"):
                 here.net = copy.deepcopy(net)
+            some, (args, named) = next(iter(params.values())), arguments(inputs)
             still = {
-                name: b.to(x.device, x.dtype if b.is_floating_point() else None) for name, b in fixed_parts.items()
+                name: b.to(some.device, some.dtype if b.is_floating_point() else None)
+                for name, b in fixed_parts.items()
             }
-            return _column(functional_call(here.net, {**params, **still}, (x,)), shape)
+            return _column(functional_call(here.net, {**params, **still}, args, named), shape)
+
+        def stacked(params: Params, x: Tensor) -> Tensor:
+            some = next(iter(params.values()))
+            with Stackable(), token_errors(x):
+                return vmap(one)(params, reader.read(reader.some_points(x, some), some.dtype))[:, : x.shape[1]]
 
         def module(params: Params) -> nn.Module:
             made = copy.deepcopy(net).to(next(iter(params.values())).dtype).eval()
@@ -66,17 +77,19 @@ def from_module(
 
         aim = goal(shape.task) if loss == "auto" else _own_goal(loss, shape)
         start = start_of(make, net, layout, init)
-        looped = LoopedModule(net, layout, shape)
+        tried = made_up(shape.input, shape.fields, torch.float32, TRIED) if points is None else points
+        reader = Reader.of(net, shape, _takes_integers(one, layout, kept, tried))
+        looped = LoopedModule(net, layout, shape, reader)
         backends: dict[str, Backend] = {"loop": OneByOne(layout, looped, aim.loss, "loop")}
-        if _can_vmap(one, layout, kept, shape):
-            backends["stacked"] = Stacked(layout, vmap(one), aim.loss)
-        chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
+        if _can_vmap(one, stacked, layout, kept, reader, reader(tried, kept.dtype)):
+            backends["stacked"] = Stacked(layout, stacked, aim.loss)
+        chain = as_chain(net, layout, shape.input) if shape.task == "classification" and reader.plain else None
         if chain is not None:
             backends["chain"] = OneByOne(layout, chain, aim.loss, "chain")
         best = backends[_best(net, backends)]
         return Model(
             layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
-            apart=start.apart,
+            apart=start.apart, inputs=reader,
         )  # fmt: skip
 
     return build
@@ -88,33 +101,39 @@ class LoopedModule:
     Its own parameters become views of the client's, so that a step costs no more than in a plain loop.
     """
 
-    def __init__(self, net: nn.Module, layout: Layout, shape: DataShape) -> None:
-        self.net, self.layout, self.shape = net, layout, shape
+    def __init__(self, net: nn.Module, layout: Layout, shape: DataShape, reader: Reader) -> None:
+        self.net, self.layout, self.shape, self.reader = net, layout, shape, reader
         self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         rows = []
         with torch.no_grad():
-            for k, inputs in enumerate(x):
-                net, _ = self._with({name: part[k] for name, part in params.items()}, x)
-                rows.append(_column(net(inputs), self.shape))
-        return torch.stack(rows)
+            for k, inputs in enumerate(self.reader.some_points(x, next(iter(params.values())))):
+                net, _ = self._with({name: part[k] for name, part in params.items()})
+                rows.append(self._call(net, inputs))
+        return torch.stack(rows)[:, : x.shape[1]]
 
     def gradient(
         self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
     ) -> list[OuterProduct]:
-        net, leaves = self._with(self.layout.unflatten(w), x)
+        net, leaves = self._with(self.layout.unflatten(w))
         with torch.enable_grad():
-            output = _column(net(x), self.shape)
+            output = self._call(net, x)
         parts = torch.autograd.grad(
             output, leaves, loss_gradient(output.detach()), allow_unused=True, materialize_grads=True
         )  # fmt: skip
         torch.cat([part.reshape(-1) for part in parts], out=out)
         return []
 
-    def _with(self, params: Params, x: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
+    def _call(self, net: nn.Module, x: Tensor) -> Tensor:
+        args, named = arguments(self.reader.read(x, self.here.leaves[0].dtype))
+        with token_errors(x):
+            return _column(net(*args, **named), self.shape)
+
+    def _with(self, params: Params) -> tuple[nn.Module, list[nn.Parameter]]:
         """Return the network of this thread with these parameters, and the parameters to train."""
-        kind = (x.device, x.dtype)
+        some = next(iter(params.values()))
+        kind = (some.device, some.dtype)
         if getattr(self.here, "kind", None) != kind:
             net = copy.deepcopy(self.net).to(*kind)
             found = dict(net.named_parameters())
@@ -155,28 +174,62 @@ def _refuse_hidden_state(net: nn.Module) -> None:
             )
 
 
-def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor, shape: DataShape) -> bool:
-    """Return whether clients can be stacked: recurrent layers and data-dependent control flow cannot be."""
-    w = kept.expand(2, -1)
-    x = torch.from_numpy(generator(0, "try").standard_normal((2, 3, *shape.input))).float()
+def _takes_integers(one: Callable[[Params, Inputs], Any], layout: Layout, kept: Tensor, points: Tensor) -> bool:
+    """Return whether integers should stay integers: where the network fails on them, they may be floats to it."""
+    if points.dtype not in (torch.int32, torch.int64):
+        return False
+    params = layout.unflatten(kept)
+    with torch.no_grad():
+        try:
+            one(params, points.long())
+        except Exception:  # a user's network may raise anything
+            try:
+                one(params, points.float())
+            except Exception:
+                return True  # it is tried once more, where its error is reported
+            return False
+    return True
+
+
+def _can_vmap(
+    one: Callable[[Params, Inputs], Any], stacked: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor,
+    reader: Reader, points: Tensor,
+) -> bool:  # fmt: skip
+    """Return whether clients can be stacked: recurrent layers and data-dependent control flow cannot be.
+
+    Raise InputError for a network that fails on these points, or whose output cannot be used.
+    """
+    params = layout.unflatten(kept)
+    x = points[torch.arange(max(6, len(points))) % len(points)]
+    x = x[: len(x) // 2 * 2].unflatten(0, (2, -1))
     try:
         with torch.no_grad():
-            expected, alone = one(layout.unflatten(kept), x[0]), one(layout.unflatten(kept), x[0, :1])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"module: the network fails on 3 points of shape {list(shape.input)}: {first}") from None
+            expected, alone = (one(params, reader.read(part, kept.dtype)) for part in (x[0], x[0, :1]))
+            one(params, reader.read(x[1], kept.dtype))
+    except InputError:
+        raise
+    except Exception as error:  # a user's network may raise anything
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(
+            f"module: the network fails on {len(x[0])} points of {reader.about(points)}: {first}"
+        ) from None
     if not isinstance(expected, Tensor):
         raise InputError(f"module: the network's output is a {type(expected).__name__}, should be one tensor")
-    if not torch.allclose(alone, expected[:1], atol=1e-4):
+    if not torch.allclose(alone, expected[:1], atol=1e-4, equal_nan=True):
         raise InputError(
             "module: the output for a point depends on the other points of its batch (batch statistics?): "
             "batches are padded here, so every point must be treated on its own, for instance with GroupNorm"
         )
     try:
-        with torch.no_grad():
-            return bool(torch.allclose(vmap(one)(layout.unflatten(w), x)[0], expected, atol=1e-4))
-    except (RuntimeError, ValueError, TypeError):
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            one(params, reader.read(x[0], kept.dtype))
+            before = len(said)
+            found = stacked(layout.unflatten(kept.expand(2, -1)), x)[0]
+    except Exception:
         return False
+    # It warns where it would call an operation for one client after the other.
+    return len(said) == before and bool(torch.allclose(found, expected, atol=1e-4, equal_nan=True))
 
 
 def _own_goal(loss: Loss, shape: DataShape) -> Goal:
