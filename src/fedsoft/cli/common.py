@@ -121,8 +121,9 @@ AllowOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
-        metavar="MODULE:NAME",
-        help="Code outside of fedsoft that the run's folder names and that may be imported; may be repeated.",
+        metavar="[FOLDER/]MODULE:NAME",
+        help="Code outside of fedsoft that the run's folder names and that may be imported, from FOLDER or Python's "
+        "path; may be repeated.",
     ),
 ]
 RunArgument = Annotated[
