@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exports.export import export
     from fedsoft.onboarding.new_clients import Adopted
+    from fedsoft.reports.studies import StudyOptions, choose, compare, tune
     from fedsoft.runs.execute import load
     from fedsoft.safety.conditions import Conditions
     from fedsoft.safety.privacy import Privacy
     from fedsoft.solvers.adam import Adam
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
-    from fedsoft.studies.center_count import choose
     from fedsoft.training import FitOptions, Limit, Run, fit
 
 __version__ = "0.1.0"
@@ -54,7 +54,9 @@ _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "core.federation", "Conditions": "safety.conditions", "Privacy": "safety.privacy",
     "Run": "training", "fit": "training", "FitOptions": "training", "Limit": "training", "load": "runs.execute",
-    "export": "exports.export", "Adopted": "onboarding.new_clients", "choose": "studies.center_count",
+    "export": "exports.export", "Adopted": "onboarding.new_clients",
+    "StudyOptions": "reports.studies", "choose": "reports.studies", "compare": "reports.studies",
+    "tune": "reports.studies",
 }  # fmt: skip
 
 __all__ = [
@@ -90,10 +92,12 @@ __all__ = [
     "Privacy",
     "Run",
     "StoreError",
+    "StudyOptions",
     "aggregators",
     "algorithms",
     "attacks",
     "choose",
+    "compare",
     "datasets",
     "export",
     "fit",
@@ -102,6 +106,7 @@ __all__ = [
     "pFedMe",
     "partitions",
     "solvers",
+    "tune",
 ]
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pydantic
 
 from fedsoft.errors import InputError, MissingSetting, UnknownSetting, unknown
-from fedsoft.settings import CONFIG, check_flag, sentence
+from fedsoft.settings import CONFIG, Tunable, check_flag, sentence
 
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:name
 PARTS = {
@@ -33,6 +33,8 @@ PARTS = {
     "aggregator": "aggregators", "attack": "attacks",
 }  # fmt: skip
 """The parts of a run, and what kind of plugin each is."""
+PYTHON = "python"
+"""The module in names of parts that were made in Python: nothing can be imported by such a name."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
 GIVEN_BY_RUN = {"datasets": ("seed", "partition")}
@@ -84,6 +86,8 @@ def imported(name: str, allow: Collection[str]) -> Any:
     """Import what `package.module:name` names, if this very name is allowed."""
     if not is_code(name):
         raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
+    if name.partition(":")[0] == PYTHON:
+        raise InputError(f"'{name}' was made in Python, where alone it can be made again: go on with the run there")
     if not allows(allow, name):
         raise ConsentError(name)
     module, _, attribute = name.partition(":")
@@ -207,6 +211,13 @@ def own_settings(kind: str, name: str, allow: Collection[str] = ()) -> dict[str,
     """Return the settings that a part of a run may have."""
     known = parameters(find(kind, name, allow))
     return {key: parameter for key, parameter in known.items() if key not in GIVEN_BY_RUN.get(kind, ())}
+
+
+def tunable(kind: str, name: str, allow: Collection[str] = ()) -> dict[str, tuple[float, ...]]:
+    """Return the settings of a plugin that are worth tuning, with the values to try first."""
+    hints = get_type_hints(find(kind, name, allow), include_extras=True)
+    marks = {key: [one for one in get_args(hint) if isinstance(one, Tunable)] for key, hint in hints.items()}
+    return {key: found[0].values for key, found in marks.items() if found}
 
 
 def resolve(kind: str, name: str, settings: dict[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:

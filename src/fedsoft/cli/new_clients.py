@@ -26,6 +26,7 @@ from fedsoft.cli.common import (
 )
 from fedsoft.errors import FilesGone, InputError
 from fedsoft.escape import file_name, shown
+from fedsoft.runs.names import match_run
 
 if TYPE_CHECKING:
     from fedsoft.exports.export import Format
@@ -71,10 +72,11 @@ class SavedRun:
 
     def load(self, *, measured: bool = False) -> Loaded:
         """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
+        path = match_run(self.runs_dir, self.name)
         from fedsoft.runs.execute import load
-        from fedsoft.runs.find import find_run
+        from fedsoft.runs.folder import RunFolder
 
-        folder, allow = find_run(self.runs_dir, self.name), self.allow or ()
+        folder, allow = RunFolder.open(path), self.allow or ()
         with err.status(f"loading {folder.name} ..."):
             try:
                 data = measured and folder.outcome() is None
@@ -221,9 +223,9 @@ def export(
         raise InputError("--what client needs the number or name of a client after it")
     if what != "client" and client is not None:
         raise InputError(f"--what {what} '{client}' is not allowed: should be --what client '{client}'")
-    from fedsoft.cli.progress import Bar
     from fedsoft.exports.export import export as write
     from fedsoft.exports.export import export_clients
+    from fedsoft.reports.bar import Bar
 
     loaded = saved.load()
     run, about = loaded.run, {"format": format_, "spec": loaded.spec, "name": loaded.name}
@@ -284,8 +286,8 @@ def _by_adopted(run: Run, file: Path, x: Any) -> Any:
 
 
 def _curve(run: Run, desk: NewClients, points: dict[str, Any], repeats: int) -> Curve:
-    from fedsoft.cli.progress import Bar
     from fedsoft.onboarding.learning_curve import learning_curve
+    from fedsoft.reports.bar import Bar
 
     pairs = [run.federation.new_client(x, y, who) for who, (x, y) in points.items()]
     with Bar(err, "steps") as bar:

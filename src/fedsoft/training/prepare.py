@@ -47,7 +47,7 @@ def as_model(model: Any, federation: Federation) -> Model:
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
     check_memory(f"a model of {built.size} parameters", 16 * built.size)
-    x, y = _few_points(federation)
+    x, y = few_points(federation)
     check_outputs(built, federation.shape, x, y)
     return built
 
@@ -118,7 +118,7 @@ def _draws_are_equal(model: Model) -> bool:
 
 def _check_predictions(model: Model, federation: Federation, metrics: Sequence[ClientMetric]) -> None:
     """Raise where named metrics cannot be computed of what this model predicts."""
-    x, y = _few_points(federation)
+    x, y = few_points(federation)
     with torch.no_grad():
         found = model.predict(model.outputs(model.draw(generator(0, "try"))[None], x[None]))[0]
     wanted = [len(y), federation.shape.outputs] if federation.shape.task == "classification" else list(y.shape)
@@ -143,7 +143,7 @@ def _backend(backend: str, device: str) -> str:
     return "stacked" if backend == "auto" and device != "cpu" else backend
 
 
-def _few_points(federation: Federation) -> tuple[Tensor, Tensor]:
+def few_points(federation: Federation) -> tuple[Tensor, Tensor]:
     """Of the client that has most: one point does not tell a mean over points from a value for each."""
     if not len(federation.train.x):  # they are elsewhere: zeros have the shape, too
         empty = federation.train
@@ -163,7 +163,7 @@ def check_device(device: str) -> None:
 
 def _try_out(training: Training, federation: Federation) -> None:
     """Solve one tiny problem, so that what cannot work is said before a run begins."""
-    data, solver = ClientData.concat([_few_points(federation)]), training.solver
+    data, solver = ClientData.concat([few_points(federation)]), training.solver
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: [generator(0, "try")])
     with torch.no_grad():
