@@ -42,5 +42,5 @@ def test_a_run_that_diverges_in_its_first_round_is_not_finished(algorithm: fs.Fe
     clients = [made.train.client(k) for k in range(4)]
     own = fs.Federation.from_clients(clients, held_out=0.2)  # nothing is known of its sources
     for federation in (made, own):
-        with pytest.raises(DivergedError, match="after round 1, .* times that of the start"):
+        with pytest.raises(DivergedError, match=r"after round 1, .* times that of the start"):
             fs.fit(algorithm, federation, fs.models.linear(), rounds=1, solver=fs.SGD(lr=3.0, epochs=3))
