@@ -43,7 +43,7 @@ def fitted(sources: list[int], centers: int) -> MixtureFit:
 
 
 def decided(trials: list[CountTrial], needed: int) -> Any:
-    fits = [fitted(list(range(min(needed, t.S))) * 6, t.S) for t in trials]
+    fits = [fitted(list(range(needed)) * 6, t.S) for t in trials]
     return decide("x", "fedem", [0, 1], 0.1, trials, fits)
 
 
