@@ -124,7 +124,7 @@ def test_tuning_finds_a_rate_that_is_not_absurd_under_the_same_work(tmp_path: Pa
     assert found is not None
     assert len([one for one in found.trials if not one.further]) == 8
     lam = [one.further["lam"] for one in found.trials if one.further]
-    assert sorted(lam)[-4:] == [0.01, 0.1, 1.0, 10.0] or set(lam) > {0.01, 0.1, 1.0, 10.0}
+    assert set(lam) >= {0.01, 0.1, 1.0, 10.0}  # more where the best was at the edge
     assert {trial.lr for trial in found.best.values()} == {0.05}
     allowed = total(RunFolder.open(tmp_path / first_runs(small("rounds=20"), [5])[0].id), "work")
     for one in found.trials:
