@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exports.export import export
     from fedsoft.onboarding.new_clients import Adopted
+    from fedsoft.reports.studies import StudyOptions, choose, compare, tune
     from fedsoft.runs.execute import load
     from fedsoft.safety.conditions import Conditions
     from fedsoft.safety.privacy import Privacy
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
     from fedsoft.solvers.torchoptimizer import TorchOptimizer
-    from fedsoft.studies.center_count import choose
     from fedsoft.training import FitOptions, Limit, Run, fit
 
 __version__ = "0.1.0"
@@ -57,8 +57,9 @@ _HOME = {
     "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
     "Federation": "core.federation", "Conditions": "safety.conditions", "Privacy": "safety.privacy",
     "Run": "training", "fit": "training", "FitOptions": "training", "Limit": "training", "load": "runs.execute",
-    "export": "exports.export", "Adopted": "onboarding.new_clients", "choose": "studies.center_count",
-    "Schedule": "core.schedules",
+    "export": "exports.export", "Adopted": "onboarding.new_clients", "Schedule": "core.schedules",
+    "StudyOptions": "reports.studies", "choose": "reports.studies", "compare": "reports.studies",
+    "tune": "reports.studies",
 }  # fmt: skip
 
 __all__ = [
@@ -96,11 +97,13 @@ __all__ = [
     "Run",
     "Schedule",
     "StoreError",
+    "StudyOptions",
     "TorchOptimizer",
     "aggregators",
     "algorithms",
     "attacks",
     "choose",
+    "compare",
     "datasets",
     "export",
     "fit",
@@ -109,6 +112,7 @@ __all__ = [
     "pFedMe",
     "partitions",
     "solvers",
+    "tune",
 ]
 
 

@@ -4,22 +4,28 @@ A file `fedsoft/<kind>/<name>.py` offers the first name in its `__all__`; nothin
 names code of the user. Importing it runs it, so it needs consent: `imported` is the only importer of such names, and
 imports those that are allowed by whoever may decide: the user who types them or lists them with `--allow`, or the owner
 of a node, in its file. A run folder or a server allows nothing.
+
+What is allowed may have a place, `folder/package.module:name`: then the module is looked for in that folder before
+Python's path. A TOML file that the user runs allows what it names, beside itself.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pydantic
 
 from fedsoft.errors import InputError, MissingSetting, UnknownSetting, unknown
-from fedsoft.settings import CONFIG, check_flag, sentence
+from fedsoft.settings import CONFIG, Tunable, check_flag, sentence
 
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:name
 PARTS = {
@@ -27,10 +33,15 @@ PARTS = {
     "aggregator": "aggregators", "attack": "attacks",
 }  # fmt: skip
 """The parts of a run, and what kind of plugin each is."""
+PYTHON = "python"
+"""The module in names of parts that were made in Python: nothing can be imported by such a name."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
 GIVEN_BY_RUN = {"datasets": ("seed", "partition")}
 """Parameters of plugins that are no settings: a run has them itself."""
+
+
+_PLACES: list[Path] = []  # folders of users' files that modules were loaded from
 
 
 class _NamesCode:
@@ -61,21 +72,77 @@ def is_code(name: str) -> bool:
     return CODE.fullmatch(name) is not None
 
 
+def beside(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return names of code as allowed in a folder, see above."""
+    return [f"{folder.absolute().as_posix()}/{name}" for name in names]
+
+
+def allows(allow: Iterable[str], name: str) -> bool:
+    """Whether this very name of code is allowed, at whatever place."""
+    return any(one.rpartition("/")[2] == name for one in allow)
+
+
 def imported(name: str, allow: Collection[str]) -> Any:
     """Import what `package.module:name` names, if this very name is allowed."""
     if not is_code(name):
         raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
-    if name not in allow:
+    if name.partition(":")[0] == PYTHON:
+        raise InputError(f"'{name}' was made in Python, where alone it can be made again: go on with the run there")
+    if not allows(allow, name):
         raise ConsentError(name)
     module, _, attribute = name.partition(":")
-    if module.partition(".")[0] in sys.stdlib_module_names:
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
         raise InputError(f"'{name}' is not allowed: should be in a module of your own, not in Python's library")
+    found = {one.rpartition("/")[0] for one in allow if one.rpartition("/")[2] == name} - {""}
+    places = [Path(place).expanduser().absolute() for place in sorted(found)]
     try:
+        for place in places:
+            _load_beside(top, place)
         return getattr(importlib.import_module(module), attribute)
+    except InputError:
+        raise
     except Exception as error:  # a user's own file may raise anything
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        hint = " (is its folder on the path? PYTHONPATH=. fedsoft ...)" if missing else ""
+        missing = isinstance(error, ModuleNotFoundError) and error.name == top
+        hint = f" ({_looked(top, places)})" if missing else ""
         raise InputError(f"'{name}' cannot be imported: {type(error).__name__}: {error}{hint}") from None
+
+
+def _load_beside(top: str, place: Path) -> None:
+    """Load a module from a folder, if it is there; what it imports from there is found after Python's path."""
+    spec = PathFinder.find_spec(top, [str(place)])
+    if spec is None or spec.origin is None or spec.loader is None:
+        return
+    if (known := sys.modules.get(top)) is not None:
+        origin = known.__spec__.origin if known.__spec__ is not None else getattr(known, "__file__", None)
+        if origin is None or Path(origin) != Path(spec.origin):
+            raise InputError(
+                f"'{spec.origin}' cannot be imported: another module is called '{top}' ({origin}): rename it"
+            )
+        return
+    if str(place) not in sys.path:
+        _PLACES.append(place)
+        sys.path.append(str(place))  # last: nothing that is installed is hidden by a file there
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[top] = made
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[top]
+        raise
+
+
+def modules_beside() -> list[ModuleType]:
+    """Return the modules that were loaded from the folders of users' files."""
+    loaded = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None)]
+    return [module for module in loaded if any(place in Path(str(module.__file__)).parents for place in _PLACES)]
+
+
+def _looked(top: str, places: list[Path]) -> str:
+    """Return where a module was looked for, and what to do."""
+    where = " and ".join([*(f"in '{place}'" for place in places), "on Python's path"])
+    advice = f"put {top}.py there" if places else f"give its folder, --allow FOLDER/{top}:..., or set PYTHONPATH=FOLDER"
+    return f"looked for {top}.py {where}: {advice}"
 
 
 def names(kind: str) -> list[str]:
@@ -144,6 +211,13 @@ def own_settings(kind: str, name: str, allow: Collection[str] = ()) -> dict[str,
     """Return the settings that a part of a run may have."""
     known = parameters(find(kind, name, allow))
     return {key: parameter for key, parameter in known.items() if key not in GIVEN_BY_RUN.get(kind, ())}
+
+
+def tunable(kind: str, name: str, allow: Collection[str] = ()) -> dict[str, tuple[float, ...]]:
+    """Return the settings of a plugin that are worth tuning, with the values to try first."""
+    hints = get_type_hints(find(kind, name, allow), include_extras=True)
+    marks = {key: [one for one in get_args(hint) if isinstance(one, Tunable)] for key, hint in hints.items()}
+    return {key: found[0].values for key, found in marks.items() if found}
 
 
 def resolve(kind: str, name: str, settings: dict[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:

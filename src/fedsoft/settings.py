@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tunable:
+    """Marks a setting that `tune` tunes: the values to try first, ascending."""
+
+    values: tuple[float, ...]
+
 
 ALLOWED = {
     "greater_than": "above {gt}", "greater_than_equal": "at least {ge}",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fedsoft as fs
 from fedsoft.cli.new_clients import client_of
@@ -151,7 +152,7 @@ def test_export_writes_centers_and_clients(run: Any, saved: fs.Run, tmp_path: Pa
         (["adopt", NAME, "--data", "gone.csv"], "does not exist"),
         (["adopt", NAME, "--data", "new.csv", "--how", "magic"], "how = 'magic' is not allowed"),
         (["adopt", "nope", "--data", "new.csv"], "there is no run 'nope'"),
-        (["predict", NAME, "--data", "new.csv"], "either --client K or --center S"),
+        (["predict", NAME, "--data", "new.csv"], "one of --client K, --center S"),
         (["predict", NAME, "--data", ".", "--center", "0"], "is a folder"),
         (["predict", NAME, "--data", "new.csv", "--center", "7"], "center = 7 is not allowed: should be 0 to 1"),
         (["predict", NAME, "--data", "new.csv", "--client", "zed"], "client 'zed' does not exist"),
@@ -177,3 +178,63 @@ def test_a_number_is_a_name_where_names_are_numbers() -> None:
         named.predict(np.ones((1, 2)), client=client_of(named, "4"))
     plain = fs.fit(fs.FedAvg(), fs.Federation.from_clients(pairs, names=["a", "b", "c"]), fs.models.linear(), rounds=0)
     assert client_of(plain, "2") == 2
+
+
+@pytest.mark.parametrize("how", ["personal", "mixture"])
+def test_predict_uses_the_model_of_a_new_client(run: Any, saved: fs.Run, tmp_path: Path, how: str) -> None:
+    assert run("adopt", NAME, "--data", "new.csv", "--how", how, "--out", "given")[0] == 0
+    file = str(tmp_path / "given" / "new.safetensors")
+    code, out, err = run("predict", NAME, "--adopted", file, "--data", "new.csv", "--json")
+    assert code == 0, err
+    found = saved.adopt(saved.federation.train.client(0), how=how, name="new")  # pyright: ignore[reportArgumentType]
+    expected = found.predict(saved.federation.train.client(0)[0].float())
+    assert json.loads(out)["predictions"]["prediction"] == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda weights: {"weight": weights["weight"][:, :2]}, "holds no model of this run"),
+        (lambda weights: {"other": weights["weight"]}, "holds no model of this run"),
+        (lambda weights: weights | {"more": torch.ones(1)}, "holds no model of this run"),
+        (lambda weights: weights | {"scale.mean": torch.ones(1)}, "holds no model of this run"),
+        (lambda weights: weights | {"weight": weights["weight"] * torch.nan}, "not finite"),
+    ],
+)
+def test_a_file_that_is_no_model_of_the_run_is_refused(
+    run: Any, saved: fs.Run, tmp_path: Path, make: Any, words: str
+) -> None:
+    assert run("adopt", NAME, "--data", "new.csv", "--how", "personal", "--out", "given")[0] == 0
+    save_file(make(load_file(tmp_path / "given" / "new.safetensors")), tmp_path / "bad.safetensors")
+    code, _, err = run("predict", NAME, "--adopted", "bad.safetensors", "--data", "new.csv")
+    assert code == 2
+    assert re.search(words, err), err
+
+
+def test_predict_reads_tensors_only(run: Any, saved: fs.Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(b"no tensors")
+    code, _, err = run("predict", NAME, "--adopted", "bad.safetensors", "--data", "new.csv")
+    assert code == 2
+    assert "'bad.safetensors' cannot be read" in err
+    assert "one of --client K, --center S and --adopted" in run("predict", NAME, "--data", "new.csv")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_adopt_writes_models_for_other_programs(
+    run: Any, saved: fs.Run, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    code, _, err = run("adopt", NAME, "--data", "new.csv", "--how", "mixture", "--format", form, "--out", "given")
+    assert code == 0, err
+    x, y = saved.federation.train.client(0)
+    expected = saved.adopt(x, y, how="mixture", name="new").predict(x.float())
+    if form == "onnx":
+        session = onnxruntime.InferenceSession(str(tmp_path / "given" / "new.onnx"))
+        found = torch.from_numpy(session.run(None, {"x": x.float().numpy()})[0])
+    else:
+        names: dict[str, Any] = {"__file__": str(tmp_path / "given" / "model.py")}
+        exec(compile((tmp_path / "given" / "model.py").read_text("utf-8"), "model.py", "exec"), names)
+        found = names["predict"](x, "model-new")
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert (tmp_path / "given" / "new.safetensors").exists()  # what predict reads

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsoft.cli import progress
-from fedsoft.cli.progress import Bar
+from fedsoft.reports import bar as progress
+from fedsoft.reports.bar import Bar
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:

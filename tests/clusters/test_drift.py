@@ -73,6 +73,17 @@ def test_what_is_told_of_a_run() -> None:
     assert more.text == "after round 10 the mixture of 12 clients had changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
 
 
+def test_a_few_undecided_points_are_no_news() -> None:
+    """Of ten points four change their center: that may be chance; of a hundred points forty may not."""
+    calm, left = shares([0.1, 0.5, 0.9]), shares([0.1, 0.9, 0.9])
+    state = State(NONE)
+    for points, flagged in ((10, []), (100, [1])):
+        state = State(NONE)
+        for u in [calm] * 8:
+            state, _ = watch(State(NONE, u), state, torch.full((3,), points))
+        assert watch(State(NONE, left), state, torch.full((3,), points))[1] == flagged
+
+
 # --- data that changes ------------------------------------------------------------------------------------------------
 
 

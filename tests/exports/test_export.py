@@ -15,6 +15,7 @@ from torch import nn
 import fedsoft as fs
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.exports.export import export_clients
 from fedsoft.exports.torch_program import layers_of
 from tests.helpers import class_clients, regression_clients
 from tests.test_docs import blocks
@@ -129,6 +130,43 @@ def test_onnxruntime_predicts_the_same(kind: str, client: int | None, tmp_path: 
             found = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
             assert found.shape == expected.shape
             assert torch.allclose(found, expected, atol=1e-5)
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mlp", "own"])
+def test_many_models_are_traced_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    run, traced, real = made(kind), [], torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **more: traced.append(1) or real(*args, **more))
+    done = export_clients(run, tmp_path, format="onnx")
+    shares = {len(run.ensemble(client=k).shares.nonzero()) for k in range(len(run.federation))}
+    assert len(traced) == len(shares) < len(done) == len(run.federation)
+    for k, one in enumerate(done):
+        session = onnxruntime.InferenceSession(str(one.folder / f"{one.models[0]}.onnx"))
+        assert [each.name for each in session.get_inputs()] == ["x"]  # weights are constants of the file
+        found = torch.from_numpy(session.run(None, {"x": points(run).numpy()})[0])
+        assert torch.allclose(found, run.predict(points(run), client=k), atol=1e-5)
+
+
+@needs_onnx
+def test_a_network_that_needs_its_weights_is_traced_with_them() -> None:
+    from fedsoft.exports import onnx_program
+
+    def checked(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+        assert torch.allclose(found, expected, atol=1e-5), name
+
+    class Stubborn(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            if not isinstance(self.weight, nn.Parameter):
+                raise TypeError("no weights of my own")
+            return super().forward(input)
+
+    with torch.no_grad():
+        writer = onnx_program.OnnxWriter(checked)
+        assert writer.content("stubborn", Stubborn(3, 2), torch.ones(4, 3))
+    assert [*writer.traced.values()] == [None]
 
 
 def test_onnx_without_its_packages_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_a_comparison_is_found_by_its_folder(tmp_path: Path) -> None:
     assert found == page(tmp_path, str(tmp_path / made.name)) == page(tmp_path, made.name)
     table = blocks(found, Table)["methods-table"]
     assert [row[0].text for row in table.rows] == ["fedsoft", "fedavg", "ifca(lr=0.5)", "oracle", "noise floor"]
-    rows = ComparisonReport.of(made).rows
+    rows = ComparisonReport.of(made).measured
     heads = [column.title for column in table.columns]
     for row, expected in zip(table.rows, rows, strict=False):
         assert row[1].value == pytest.approx(statistics.mean(b[0] for b in expected.best_center or []))

@@ -35,7 +35,7 @@ from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.sealed import sealed
 from fedsoft.storage import files
 from fedsoft.storage import toml as checks
-from fedsoft.studies.compare import read_algorithms
+from fedsoft.studies.methods import read_methods
 from tests import helpers
 
 SMALL = [*helpers.SMALL, "rounds=1"]
@@ -230,7 +230,7 @@ def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*pipe or a device, should be a file"):
         specs.read(path)
     with pytest.raises(InputError, match="pipe or a device, should be a file"):
-        read_algorithms(path)
+        read_methods(path)
 
 
 @pytest.mark.timeout(60)

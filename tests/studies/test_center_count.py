@@ -43,7 +43,7 @@ def fitted(sources: list[int], centers: int) -> MixtureFit:
 
 
 def decided(trials: list[CountTrial], needed: int) -> Any:
-    fits = [fitted(list(range(min(needed, t.S))) * 6, t.S) for t in trials]
+    fits = [fitted(list(range(needed)) * 6, t.S) for t in trials]
     return decide("x", "fedem", [0, 1], 0.1, trials, fits)
 
 
@@ -65,11 +65,29 @@ def test_no_structure_is_said_when_seeds_do_not_agree() -> None:
     assert "do not agree" in " ".join(found.reasons)
 
 
-def test_a_seed_that_got_stuck_is_no_disagreement() -> None:
+def test_a_seed_that_got_stuck_is_no_agreement() -> None:
     stuck = replace(trial(2, -1.0, stable=0.1), arrived=1, agreement=None)
     found = decided([trial(1, -3.0, stable=None), stuck], needed=2)
-    assert (found.recommended, found.structure) == (2, True)
+    assert (found.recommended, found.structure) == (1, False)
     assert "only one seed got there" in " ".join(found.reasons)
+    alone = replace(stuck, stability=None)  # there is no other seed
+    assert decided([trial(1, -3.0, stable=None), alone], needed=2).recommended == 2
+
+
+def test_runs_that_still_improve_are_never_recommended() -> None:
+    restless = replace(trial(2, -1.0), settled=False)
+    found = decided([trial(1, -3.0, stable=None), restless, trial(3, -1.1)], needed=3)
+    assert found.recommended == 3
+    assert "S = 2 still improved" in " ".join(found.reasons)
+    assert decided([trial(1, -3.0, stable=None), restless], needed=2).verdict == NONE
+
+
+def test_what_does_not_beat_one_center_client_by_client_is_never_recommended() -> None:
+    """The score of S = 2 is the better one, but its fit explains the clients' points worse than one center does."""
+    worse, one = fitted([0, 1] * 6, 2).only([0, 0]), fitted([0] * 12, 1)
+    found = decide("x", "fedem", [0, 1], 0.1, [trial(1, -3.0, stable=None), trial(2, -1.0)], [one, worse])
+    assert (found.recommended, found.structure) == (1, False)
+    assert "S = 2 is not surely better than one center" in " ".join(found.reasons)
 
 
 def test_copies_and_unused_centers_are_not_sources() -> None:

@@ -14,7 +14,8 @@ import pytest
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.runs import spec
-from fedsoft.studies.compare import Budget, Comparison, compare, entries, parse_algorithms, total
+from fedsoft.studies.compare import Budget, Comparison, compare, entries, total
+from fedsoft.studies.methods import parse_algorithms
 from fedsoft.studies.process_pool import ProcessPool
 
 SMALL = ["clients=10", "points=[8, 20]", "K=4", "epochs=2", "test_points=20", "rounds=6"]
@@ -109,10 +110,10 @@ def test_the_table_shows_quality_cost_and_truth(by_work: Comparison) -> None:
 @pytest.mark.engine
 def test_rows_csv_and_figure(by_work: Comparison) -> None:
     report = ComparisonReport.of(by_work)
-    rows = [row.to_dict() for row in report.rows]
+    rows = [row.to_dict() for row in report.measured]
     assert [row["algorithm"] for row in rows] == ["fedsoft", "fedavg", "ifca(average=gradient)"]
     assert rows[1]["recovery"] == [None, None]  # FedAvg estimates no mixture
-    lines = list(csv.DictReader(report.csv().splitlines()))
+    lines = list(csv.DictReader(report.to_csv().splitlines()))
     assert len(lines) == 6
     assert float(lines[0]["best_center_0"]) == rows[0]["best_center"][0][0]
     assert report.png().startswith(b"\x89PNG")

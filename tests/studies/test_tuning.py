@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+import fedsoft as fs
 from fedsoft.errors import InputError
 from fedsoft.evaluation.scores import Scores, Spread
 from fedsoft.reports.trials import table
 from fedsoft.runs import spec
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
-from fedsoft.studies.compare import entries, read_algorithms, total, variant
+from fedsoft.studies import tuning as tuning_room
+from fedsoft.studies.compare import entries, total
+from fedsoft.studies.methods import read_methods, variant
 from fedsoft.studies.process_pool import Outcome, ProcessPool
-from fedsoft.studies.tuning import Grid, Trial, Tuning, first_runs, judge, trial_runs, tune
+from fedsoft.studies.trials import Grid, Trial, Tuning
+from fedsoft.studies.tuning import first_runs, judge, trial_runs, tune
 
 SMALL = ["clients=8", "points=[20, 30]", "K=4", "epochs=2", "test_points=20", "rounds=4"]
 
@@ -43,7 +47,7 @@ def test_settings_of_the_solver_and_the_source_go_where_they_belong() -> None:
 
 def test_the_grid_is_around_the_preset() -> None:
     grid = Grid.around(small(), factors=(0.5, 1, 2))
-    assert grid == Grid((0.0025, 0.005, 0.01), (1, 2))
+    assert grid == Grid((0.0025, 0.005, 0.01), (1, 2), widen=True)
     assert Grid.around(small("epochs=1")).epochs == (1,)
     assert Grid.around(small(), [0.1], [3, 4]).points == [(0.1, 3), (0.1, 4)]
     with pytest.raises(InputError, match="'exact' has no 'lr'"):
@@ -73,7 +77,7 @@ def test_the_best_is_that_of_the_smallest_mean_and_failures_never_are() -> None:
     assert tuning(c).to_dict()["trials"][0]["held_out"] == [1.0, None]
 
 
-def test_the_file_begins_with_the_preset_and_is_read_by_compare(tmp_path: Path) -> None:
+def test_the_file_ends_with_the_untuned_preset_and_is_read_by_compare(tmp_path: Path) -> None:
     same, other = trial("fedsoft", 0.005, 1.0), trial("fedavg(source=1)", 0.25, 1.0)
     path = tmp_path / "tuned.toml"
     path.write_text(tuning(same, other).to_toml())
@@ -81,12 +85,17 @@ def test_the_file_begins_with_the_preset_and_is_read_by_compare(tmp_path: Path) 
         "fedsoft",
         "fedavg(source=1, solver.lr=0.25, solver.epochs=2)",
     ]
-    made = entries(small(), read_algorithms(str(path)), [0])
+    made = entries(small(), read_methods(str(path)), [0])
     assert [entry.spec.solver.settings["lr"] for entry in made] == [0.005, 0.25]
-    path.write_text(tuning(trial("fedsoft", 0.5, 1.0)).to_toml())
-    assert len(entries(small(), read_algorithms(str(path)), [0])) == 2
+    path.write_text(tuning(trial("fedsoft", 0.5, 1.0), other).to_toml())
+    listed = read_methods(str(path))
+    assert [method.settings.get("solver.lr") for method in listed.listed] == [0.5, 0.25, None]
+    assert listed.budget_of == "fedsoft"  # whose work is the budget, though it is no yardstick
+    path.write_text('algorithms = ["fedsoft"]\nbudget_of = "ifca"')
+    with pytest.raises(InputError, match="budget_of = 'ifca' is none of its algorithms"):
+        read_methods(str(path))
     with pytest.raises(InputError, match="cannot be read"):
-        read_algorithms(str(tmp_path / "none.toml"))
+        read_methods(str(tmp_path / "none.toml"))
 
 
 def test_scores_are_those_of_held_out_points_and_nothing_else(tmp_path: Path) -> None:
@@ -113,7 +122,9 @@ def test_tuning_finds_a_rate_that_is_not_absurd_under_the_same_work(tmp_path: Pa
     grid = Grid((1e-6, 0.05), (1, 2))
     found = tune(small("rounds=20"), "fedsoft,fedavg(source=0)", [5], grid, ProcessPool(tmp_path, 2))
     assert found is not None
-    assert len(found.trials) == 8
+    assert len([one for one in found.trials if not one.further]) == 8
+    lam = [one.further["lam"] for one in found.trials if one.further]
+    assert set(lam) >= {0.01, 0.1, 1.0, 10.0}  # more where the best was at the edge
     assert {trial.lr for trial in found.best.values()} == {0.05}
     allowed = total(RunFolder.open(tmp_path / first_runs(small("rounds=20"), [5])[0].id), "work")
     for one in found.trials:
@@ -131,8 +142,32 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "held out" in done.stdout
     folder = next(tmp_path.glob("runs/tune-*"))
-    assert len(json.loads((folder / "trials.json").read_text())["trials"]) == 4
+    assert len([t for t in json.loads((folder / "trials.json").read_text())["trials"] if not t["further"]]) == 4
     assert "fedsoft compare synthetic-10-90 -a" in done.stdout
     bad = subprocess.run([*command, "--lr", "0,x"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert bad.returncode == 2
     assert bad.stderr.startswith("error: --lr '0,x' is not allowed")
+
+
+def test_settings_that_an_algorithm_declares_are_tuned() -> None:
+    grid = Grid.around(small())
+    (plain, given, other) = read_methods("fedsoft,fedsoft(lam=0.3),fedavg").listed
+    assert grid.ranges(plain) == {"lam": (0.01, 0.1, 1.0, 10.0)}
+    assert grid.ranges(given) == grid.ranges(other) == {}
+    assert Grid.around(small(), further={"lam": [2, 1]}).ranges(plain) == {"lam": (1, 2)}
+    (made,) = read_methods(fs.FedSoft(S=3)).listed  # all its settings are there, but one was chosen
+    assert (made.label, grid.ranges(made)) == ("fedsoft(S=3)", {"lam": (0.01, 0.1, 1.0, 10.0)})
+
+
+def test_a_grid_is_widened_beyond_its_edge() -> None:
+    found = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 2.0), trial("ifca", 0.4, 1.0))
+    assert found.edge("ifca", "lr") == 1
+    assert tuning_room._beyond(found, "ifca", "lr") == ("ifca", 0.8, 2, ())
+    inside = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 1.0), trial("ifca", 0.4, 2.0))
+    assert tuning_room._beyond(inside, "ifca", "lr") is None
+
+
+def test_a_setting_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    grid = Grid.around(small(), further={"lamb": [1.0]})
+    with pytest.raises(InputError, match="--grid lamb: none of the algorithms has such a setting"):
+        tune(small(), "fedsoft", [1], grid, ProcessPool(tmp_path))

@@ -11,7 +11,7 @@ from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import GradientParts
 from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["APFL"]
 
@@ -55,7 +55,7 @@ class APFL(OneCenter):
     """
 
     K: Participants = "all"
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    alpha: Annotated[float, Field(ge=0, le=1), Tunable((0.25, 0.5, 0.75))] = 0.5
     adapt: bool = True
     alpha_lr: Annotated[float, Field(gt=0)] = 0.01
 

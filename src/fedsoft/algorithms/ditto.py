@@ -11,7 +11,7 @@ from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["Ditto"]
 
@@ -48,7 +48,7 @@ class Ditto(OneCenter):
     """
 
     K: Participants = "all"
-    lam: Annotated[float, Field(ge=0)] = 1.0
+    lam: Annotated[float, Field(ge=0), Tunable((0.01, 0.1, 1.0, 10.0))] = 1.0
 
     @property
     def pull(self) -> float:

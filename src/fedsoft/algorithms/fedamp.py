@@ -12,7 +12,7 @@ from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Ids, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["FedAMP"]
 
@@ -55,7 +55,7 @@ class FedAMP(Algorithm):
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
     sigma: Annotated[float, Field(gt=0)] = 1.0
-    lam: Annotated[float, Field(ge=0)] = 1.0
+    lam: Annotated[float, Field(ge=0), Tunable((0.01, 0.1, 1.0, 10.0))] = 1.0
     K: Participants = "all"
 
     def init(self, site: Site, clients: int) -> State:

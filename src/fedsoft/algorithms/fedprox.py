@@ -11,7 +11,7 @@ from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import MODEL, ClientState, Means, Reply, job
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["FedProx"]
 
@@ -45,7 +45,7 @@ class FedProx(OneCenter):
     """
 
     K: Participants = "all"
-    mu: Annotated[float, Field(ge=0)] = 0.01
+    mu: Annotated[float, Field(ge=0), Tunable((0.001, 0.01, 0.1, 1.0))] = 0.01
 
     def means(self, clients: int) -> Means:
         return Means(clients if self.K == "all" else self.K, uniform=True)

@@ -34,7 +34,7 @@ from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import as_numbers
 from fedsoft.core.site import Site
 from fedsoft.errors import SettingError
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["FedSoft"]
 
@@ -96,7 +96,7 @@ class FedSoft(Starts, Algorithm):
 
     S: Annotated[int, Field(ge=1)] = 2
     K: Participants = "all"
-    lam: Annotated[float, Field(ge=0)] = 1.0
+    lam: Annotated[float, Field(ge=0), Tunable((0.01, 0.1, 1.0, 10.0))] = 1.0
     tau: Annotated[int, Field(ge=1)] = 2
     sigma: Annotated[float, Field(ge=0, lt=1)] = 1e-4
     replacement: bool = False

@@ -13,7 +13,7 @@ from fedsoft.core.batches import Prox
 from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.errors import InputError
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["MOCHA"]
 
@@ -54,7 +54,7 @@ class MOCHA(Algorithm):
         code clips the eigenvalues of W^T W at 1e-7 in place of adding eps.
     """
 
-    lam: Annotated[float, Field(ge=0)] = 0.01
+    lam: Annotated[float, Field(ge=0), Tunable((0.001, 0.01, 0.1, 1.0))] = 0.01
     outer: Annotated[int, Field(ge=1)] = 5
     eps: Annotated[float, Field(gt=0)] = 1.0
     K: Participants = "all"

@@ -10,7 +10,7 @@ from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["pFedMe"]
 
@@ -58,7 +58,7 @@ class pFedMe(OneCenter):
     K: Participants = "all"
     eta: Annotated[float, Field(gt=0)] = 0.005
     personal_lr: Annotated[float, Field(gt=0)] = 0.09
-    lam: Annotated[float, Field(ge=0)] = 15.0
+    lam: Annotated[float, Field(ge=0), Tunable((1.5, 5.0, 15.0, 50.0))] = 15.0
     steps: Annotated[int, Field(ge=1)] = 5
     beta: Annotated[float, Field(gt=0)] = 1.0
 

@@ -12,10 +12,8 @@ from fedsoft.cli.common import (
     SpecOptions,
     app,
     grouped,
-    out,
     parse_seeds,
-    print_json,
-    say,
+    show_study,
     unless_stopped,
 )
 
@@ -42,12 +40,10 @@ def choose(
     """Recommend a number of centers, or say that there is no cluster structure.
 
     By the held-out likelihood of clients' points (the smallest S within one standard error of the best), by whether all
-    its centers are needed, and by whether seeds agree on who belongs together. Test sets are not used.
+    its centers are needed, and by whether seeds agree on who belongs together. An S that does not surely beat one
+    center, or whose runs had not come to rest, is never recommended. Test sets are not used.
     """
-    import json
-
-    from fedsoft.reports.choice import choice_picture, choice_table
-    from fedsoft.storage.atomic import write_folder
+    from fedsoft.reports.choice import ChoiceReport
     from fedsoft.studies import center_count
 
     base = what.read()
@@ -56,17 +52,4 @@ def choose(
         done = center_count.choose(
             base, parse_seeds(counts, "--S"), pool, algorithm=algorithm, seeds=parse_seeds(seeds), lr=lr
         )
-    found = unless_stopped(done)
-    folder = machine.out_dir / found.name
-    plain = found.to_dict()
-    files = {"choice.json": (json.dumps(plain, indent=1) + "\n").encode()}
-    files |= {f"choice.{kind}": choice_picture(found, kind) for kind in ("png", "svg")}
-    write_folder(folder, files)
-    if json_:
-        print_json(plain | {"path": str(folder)})
-        return
-    out.print(choice_table(found))
-    say(f"Recommended: {found.verdict}")
-    for reason in found.reasons:
-        say(f"- {reason}")
-    say(f"Saved: {folder}")
+    show_study(ChoiceReport(unless_stopped(done)), machine.out_dir, json_)

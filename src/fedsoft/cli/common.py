@@ -23,6 +23,7 @@ from fedsoft.errors import FilesGone, InputError, unknown
 from fedsoft.escape import shown
 
 if TYPE_CHECKING:
+    from fedsoft.reports.results import StudyResult
     from fedsoft.runs.run_options import RunOptions
     from fedsoft.runs.spec import RunSpec
     from fedsoft.studies.process_pool import ProcessPool, Progress
@@ -137,8 +138,9 @@ AllowOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
-        metavar="MODULE:NAME",
-        help="Code outside of fedsoft that the run's folder names and that may be imported; may be repeated.",
+        metavar="[FOLDER/]MODULE:NAME",
+        help="Code outside of fedsoft that the run's folder names and that may be imported, from FOLDER or Python's "
+        "path; may be repeated.",
     ),
 ]
 RunArgument = Annotated[
@@ -221,7 +223,7 @@ class PoolOptions(MachineOptions):
     @contextlib.contextmanager
     def pool(self, title: str) -> Iterator[ProcessPool]:
         """Yield a process pool whose progress is shown."""
-        from fedsoft.cli.progress import Bar
+        from fedsoft.reports.bar import Bar
         from fedsoft.studies.process_pool import ProcessPool
 
         with Bar(err, "runs") as bar:
@@ -230,6 +232,21 @@ class PoolOptions(MachineOptions):
                 bar.show(title, now.finished, now.total, f"{now.rounds} rounds", now.left or 0.0)
 
             yield ProcessPool(self.out_dir, self.jobs, self.options(), show)
+
+
+def show_study(found: StudyResult, out_dir: Path, json_: bool) -> Path:
+    """Save the result of a study and print it; return its folder."""
+    folder = found.save(out_dir)
+    if json_:
+        print_json(found.to_dict() | {"path": str(folder)})
+        return folder
+    wide = page()
+    for table in found.tables(wide.width):
+        wide.print(table)
+    for text in found.sentences:
+        say(text)
+    say(f"Saved: {folder} ({', '.join(path.name for path in sorted(folder.iterdir()))})")
+    return folder
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

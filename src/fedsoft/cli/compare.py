@@ -12,10 +12,8 @@ from fedsoft.cli.common import (
     SpecOptions,
     app,
     grouped,
-    page,
     parse_seeds,
-    print_json,
-    say,
+    show_study,
     unless_stopped,
 )
 from fedsoft.errors import unknown
@@ -41,25 +39,12 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare algorithms on the same federations with the same initial weights. Saved runs are not run again."""
     from fedsoft.reports.comparison import ComparisonReport
-    from fedsoft.storage.atomic import write_folder
     from fedsoft.studies import compare as comparing
+    from fedsoft.studies.methods import read_methods
 
     if budget not in comparing.BUDGETS:
         raise unknown("budget", budget, comparing.BUDGETS)
-    base, listed = what.read(), comparing.read_algorithms(algorithms)
+    base, listed = what.read(), read_methods(algorithms)
     with machine.pool("comparing") as pool:
         done = comparing.compare(base, listed, parse_seeds(seeds), pool, budget=budget)
-    found = unless_stopped(done)
-    folder, report = machine.out_dir / found.name, ComparisonReport.of(found)
-    write_folder(folder, {"comparison.csv": report.csv().encode(), "figure.png": report.png()})
-    if json_:
-        lost = [{"algorithm": label, "diverged": seeds} for label, seeds in report.failed.items()]
-        rows = [*(row.to_dict() for row in report.rows), *lost]
-        print_json({"budget": budget, "path": str(folder), "algorithms": rows, "worse": report.worse})
-        return
-    wide = page()
-    for table in report.tables(wide.width):
-        wide.print(table)
-    for text in (*report.divergences, *report.worse):
-        say(text)
-    say(f"Saved: {folder} (comparison.csv, figure.png)")
+    show_study(ComparisonReport.of(unless_stopped(done)), machine.out_dir, json_)

@@ -68,8 +68,8 @@ def ls(data_dir: DirOption = None, json_: JsonOption = False) -> None:
 @data.command(epilog="Example:  fedsoft data fetch letters")
 def fetch(name: NameArgument, data_dir: DirOption = None, json_: JsonOption = False) -> None:
     """Download the files of a data set that are missing, and check all of them. A broken download is resumed."""
-    from fedsoft.cli.progress import Bar
     from fedsoft.data import fetch as fetching
+    from fedsoft.reports.bar import Bar
 
     with Bar(err, "bytes") as bar:
 

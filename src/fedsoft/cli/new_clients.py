@@ -26,8 +26,10 @@ from fedsoft.cli.common import (
 )
 from fedsoft.errors import FilesGone, InputError
 from fedsoft.escape import csv_cell, file_name, shown
+from fedsoft.runs.names import match_run
 
 if TYPE_CHECKING:
+    from fedsoft.exports.export import Format
     from fedsoft.onboarding.learning_curve import Curve
     from fedsoft.onboarding.new_clients import Adopted, NewClients
     from fedsoft.runs.spec import RunSpec
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 LabelOption = Annotated[
     str | None, typer.Option("--label", help="Column or array with the targets; default: that of the run, or y.")
+]
+FormatOption = Annotated[
+    str,
+    typer.Option("--format", metavar="safetensors|onnx|torch", help="Weights; whole computation; weights and code."),
 ]
 
 
@@ -66,10 +72,11 @@ class SavedRun:
 
     def load(self, *, measured: bool = False) -> Loaded:
         """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
+        path = match_run(self.runs_dir, self.name)
         from fedsoft.runs.execute import load
-        from fedsoft.runs.find import find_run
+        from fedsoft.runs.folder import RunFolder
 
-        folder, allow = find_run(self.runs_dir, self.name), self.allow or ()
+        folder, allow = RunFolder.open(path), self.allow or ()
         with err.status(f"loading {folder.name} ..."):
             try:
                 data = measured and folder.outcome() is None
@@ -118,6 +125,7 @@ def adopt(
     serve: ServeOptions,
     curve: CurveOptions,
     label: LabelOption = None,
+    format_: FormatOption = "safetensors",
     file: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="For models and the curve; default: adopted/DATA."),
@@ -131,9 +139,11 @@ def adopt(
     """
     import json
 
+    from fedsoft.exports.export import check_format
     from fedsoft.reports.new_clients import adopted_table, curve_picture, curve_table, verdicts
     from fedsoft.storage.atomic import write_folder
 
+    check_format(format_)
     loaded = saved.load(measured=True)
     run = loaded.run
     points = loaded.read(data, label)
@@ -143,10 +153,8 @@ def adopt(
     file = file or Path("adopted") / file_name(data.stem or "data")
     plain = {"run": loaded.name, "new_clients": [one.to_dict() for one in found], "path": str(file)}
     files = {"adopted.json": (json.dumps(plain, indent=1) + "\n").encode()}
-    for k, one in enumerate(found):
-        safe = file_name(one.name)
-        safe += f"-{k}" if f"{safe}.safetensors" in files else ""  # two names may become the same
-        files[f"{safe}.safetensors"] = _tensors(run, one)
+    with err.status("writing models ..."):
+        files |= _model_files(loaded, found, format_)  # pyright: ignore[reportArgumentType]
     learned = _curve(run, desk, points, curve.repeats) if curve.curve else None
     if learned is not None:
         files |= {"curve.csv": learned.to_csv().encode(), "curve.png": curve_picture(learned, loaded.name)}
@@ -170,15 +178,19 @@ def predict(
     data: Annotated[Path, typer.Option("--data", metavar="FILE", help="A .csv, .npz or .parquet file of points.")],
     client: Annotated[str | None, typer.Option("--client", metavar="K", help="Use this client's model.")] = None,
     center: Annotated[int | None, typer.Option("--center", metavar="S", help="Use this center.")] = None,
+    adopted: Annotated[
+        Path | None,
+        typer.Option("--adopted", metavar="FILE.safetensors", help="Use the model of a new client that 'adopt' wrote."),
+    ] = None,
     label: LabelOption = None,
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.csv", help="Where to write; default: the terminal.")
     ] = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Predict with a center or a client's personal model. Where the file has the targets too, they are scored."""
-    if (client is None) == (center is None):
-        raise InputError("predict needs either --client K or --center S")
+    """Predict with a center, or the model of a client or a new client. Where the file has targets, they are scored."""
+    if sum(one is not None for one in (client, center, adopted)) != 1:
+        raise InputError("predict needs one of --client K, --center S and --adopted FILE.safetensors")
     if data.is_dir():
         raise InputError(f"--data '{data}' is a folder, should be one .csv, .npz or .parquet file")
     from fedsoft.storage.atomic import write_folder
@@ -186,7 +198,10 @@ def predict(
     loaded = saved.load()
     run, metric = loaded.run, loaded.run.model.metric
     ((x, y),) = loaded.read(data, label, labelled=False).values()
-    found = run.predict(x, center=center, client=None if client is None else client_of(run, client)).cpu()
+    if adopted is not None:
+        found = _by_adopted(run, adopted, x)
+    else:
+        found = run.predict(x, center=center, client=None if client is None else client_of(run, client)).cpu()
     score = None
     if y is not None:
         _, target = run.federation.new_client(x, y, data.stem)
@@ -211,12 +226,7 @@ def export(
     saved: SavedRun,
     client: Annotated[str | None, typer.Argument(metavar="[K]", help="Which client, for --what client.")] = None,
     what: Annotated[str, typer.Option("--what", metavar="centers|clients|client K", help="What to write.")] = "centers",
-    format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="safetensors|onnx|torch", help="Weights only; the whole computation; weights and code."
-        ),
-    ] = "safetensors",
+    format_: FormatOption = "safetensors",
     out_dir: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: exported/RUN/WHAT.")
     ] = None,
@@ -229,9 +239,9 @@ def export(
         raise InputError("--what client needs the number or name of a client after it")
     if what != "client" and client is not None:
         raise InputError(f"--what {what} '{client}' is not allowed: should be --what client '{client}'")
-    from fedsoft.cli.progress import Bar
     from fedsoft.exports.export import export as write
     from fedsoft.exports.export import export_clients
+    from fedsoft.reports.bar import Bar
 
     loaded = saved.load()
     run, about = loaded.run, {"format": format_, "spec": loaded.spec, "name": loaded.name}
@@ -261,27 +271,39 @@ def client_of(run: Run, text: str) -> str | int:
     return int(text) if text.isdecimal() and not any(name.isdecimal() for name in names) else text
 
 
-def _tensors(run: Run, one: Adopted) -> bytes:
-    """Return the new client's model as named tensors; several models under `c0.`, `c1.`, ... with their shares.
+def _model_files(loaded: Loaded, found: list[Adopted], format_: Format) -> dict[str, bytes]:
+    """Return the models of new clients: always as safetensors, which `predict` reads, and as asked for."""
+    from fedsoft.exports.export import model_files
+    from fedsoft.onboarding.saved_model import model_bytes
 
-    Where inputs are scaled, the scale is included.
-    """
-    from safetensors.torch import save
+    named: dict[str, Adopted] = {}
+    for k, one in enumerate(found):
+        safe = file_name(one.name)
+        named[f"{safe}-{k}" if safe in named else safe] = one  # two names may become the same
+    files = {f"{safe}.safetensors": model_bytes(one.ensemble, one.scale, one.how) for safe, one in named.items()}
+    if format_ == "safetensors":
+        return files
+    ensembles = {safe: one.ensemble for safe, one in named.items()}
+    if format_ == "torch":  # a model of several parts has files of the same names
+        ensembles = {f"model-{safe}": ensemble for safe, ensemble in ensembles.items()}
+    return files | model_files(loaded.run, ensembles, format_, loaded.spec, loaded.name)
 
-    layout, w = run.model.layout, one.ensemble.w.cpu()
-    if len(w) == 1:
-        named = dict(layout.unflatten(w[0]))
-    else:
-        named = {f"c{j}.{key}": t for j, row in enumerate(w) for key, t in layout.unflatten(row).items()}
-        named["shares"] = one.ensemble.shares.cpu()
-    if one.scale is not None:
-        named |= {"scale.mean": one.scale.mean, "scale.std": one.scale.std}
-    return save({key: value.contiguous().clone() for key, value in named.items()}, {"format": "pt", "how": one.how})
+
+def _by_adopted(run: Run, file: Path, x: Any) -> Any:
+    """Return the predictions of a new client's model for unscaled inputs."""
+    import torch
+
+    from fedsoft.machine.threads import one_thread
+    from fedsoft.onboarding.saved_model import read_model
+
+    model = read_model(file, run.model, run.federation.scale, run.state.centers)
+    with torch.no_grad(), one_thread():
+        return model.predict(run.federation.as_seen(torch.as_tensor(x))).cpu()
 
 
 def _curve(run: Run, desk: NewClients, points: dict[str, Any], repeats: int) -> Curve:
-    from fedsoft.cli.progress import Bar
     from fedsoft.onboarding.learning_curve import learning_curve
+    from fedsoft.reports.bar import Bar
 
     pairs = [run.federation.new_client(x, y, who) for who, (x, y) in points.items()]
     with Bar(err, "steps") as bar:

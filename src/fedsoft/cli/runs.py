@@ -30,6 +30,7 @@ from fedsoft.cli.common import (
     say,
 )
 from fedsoft.errors import DivergedError, InputError, StoreError
+from fedsoft.runs.names import match_run
 
 if TYPE_CHECKING:
     from fedsoft.runs.folder import RunFolder
@@ -84,10 +85,10 @@ def resume(
 
     A finished run whose saved state is damaged is repeated from its last intact state.
     """
-    from fedsoft.runs.find import find_run
+    path = match_run(out_dir, name)
+    from fedsoft.runs.folder import RunFolder
 
-    options = machine.options(keep=keep, data=data)
-    folder = find_run(out_dir, name)
+    options, folder = machine.options(keep=keep, data=data), RunFolder.open(path)
     with advise_data_option("--data PATH"):
         show_runs([carry_out(folder.spec(allow or ()), folder.path, options, check=True)], json_)
 
@@ -95,9 +96,10 @@ def resume(
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
 def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """Show a saved run."""
-    from fedsoft.runs.find import find_run
+    path = match_run(out_dir, name)
+    from fedsoft.runs.folder import RunFolder
 
-    show_runs([find_run(out_dir, name)], json_)
+    show_runs([RunFolder.open(path)], json_)
 
 
 @app.command(epilog="Example:  fedsoft ls --out runs")
@@ -201,7 +203,7 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
     from fedsoft.reports.tables import state_of
-    from fedsoft.training.notices import warnings
+    from fedsoft.training.notices import of_scores, warnings
     from fedsoft.training.records import Totals
 
     records, scores = folder.records(), folder.scores()
@@ -220,5 +222,6 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "state": state_of(folder),
         "diverged": folder.diverged,
         "warnings": [notice.to_dict() for notice in warnings(records)],
+        "notes": [] if scores is None else [notice.to_dict() for notice in of_scores(scores)],
         "scores": None if scores is None else scores.to_dict(),
     }

@@ -33,7 +33,7 @@ def theory(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Check the paper's lemmas and theorems on problems whose constants are known. One that fails is a finding."""
-    from fedsoft.cli.progress import Bar
+    from fedsoft.reports.bar import Bar
     from fedsoft.theory import run_checks
 
     with Bar(err, "checks") as bar:

@@ -1,4 +1,4 @@
-"""tune: learning rate and local epochs of every method, on held-out points of clients."""
+"""tune: learning rate, local epochs and settings of every method, on held-out points of clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from fedsoft.cli.common import (
     SpecOptions,
     app,
     grouped,
-    out,
     parse_seeds,
-    print_json,
     say,
+    show_study,
     unless_stopped,
 )
 from fedsoft.errors import InputError
@@ -40,31 +39,41 @@ def tune(
     epochs: Annotated[
         str | None, typer.Option("--epochs", metavar="M,N,...", help="Local epochs; default: 1 and the preset's.")
     ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=X,Y,...", help="Values of an algorithm's setting, such as lam=0.01,0.1,1; default: "
+            "those that it declares. May be repeated."
+        ),
+    ] = None,
     machine: PoolOptions,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Tune every method on held-out client points, under the client work of the preset. Test sets are not used."""
-    import json
+    """Tune every method on held-out client points, under the client work of the preset. Test sets are not used.
 
-    from fedsoft.reports.trials import table
-    from fedsoft.storage.atomic import write_folder
+    First learning rates and local epochs together; then, with the best of them, settings of the algorithm such as
+    lambda; then values beyond the edge, where the best is there and no values were given.
+    """
+    from fedsoft.reports.trials import TuningReport
     from fedsoft.studies import tuning
+    from fedsoft.studies.trials import Grid
 
     base = what.read()
-    grid = tuning.Grid.around(base, _numbers("--lr", lr, float), _numbers("--epochs", epochs, int))
+    further = dict(_range(text) for text in grid or ())
+    wanted = Grid.around(base, _numbers("--lr", lr, float), _numbers("--epochs", epochs, int), further=further)
     with machine.pool("tuning") as pool:
-        done = tuning.tune(base, algorithms, parse_seeds(seeds), grid, pool)
-    found = unless_stopped(done)
-    folder = machine.out_dir / found.name
-    plain = found.to_dict()
-    files = {"tuned.toml": found.to_toml(), "trials.json": json.dumps(plain, indent=1) + "\n"}
-    write_folder(folder, {name: text.encode() for name, text in files.items()})
-    if json_:
-        print_json(plain | {"path": str(folder), "tuned": [trial.setting() for trial in found.best.values()]})
-        return
-    out.print(table(found))
-    say(f"Saved: {folder}")
-    say(f"Use it: fedsoft compare {what.source} -a {folder / 'tuned.toml'} --budget work")
+        done = tuning.tune(base, algorithms, parse_seeds(seeds), wanted, pool)
+    folder = show_study(TuningReport(unless_stopped(done)), machine.out_dir, json_)
+    if not json_:
+        say(f"Use it: fedsoft compare {what.source} -a {folder / 'tuned.toml'} --budget work")
+
+
+def _range(text: str) -> tuple[str, list[float]]:
+    """Return `lam=0.01,0.1,1` as a setting and its values."""
+    key, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise InputError(f"--grid '{text}' is not allowed: should be a setting and its values, such as lam=0.01,0.1,1")
+    return key, _numbers(f"--grid {key}", values, float) or []
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[Any] | None:

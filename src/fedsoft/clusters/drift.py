@@ -15,13 +15,17 @@ from fedsoft.core.contract import State
 
 FORGETS = 0.3  # of the old mean in each round
 LEAST = 0.15  # share of a client's points; a smaller change is not flagged
+CHANCE = 1.5  # divided by the root of a client's points: which center has a few undecided ones is chance
 BEYOND = 6.0  # times the usual unrest
 CALM = 0.03  # half of the clients stray by less: the centers stand still
 QUIET = 5  # calm rounds before anything is flagged
 
 
-def watch(new: State, old: State) -> tuple[State, list[int]]:
-    """The state after a round with what was learnt about usual mixtures, and the clients that left theirs."""
+def watch(new: State, old: State, sizes: Tensor | None = None) -> tuple[State, list[int]]:
+    """The state after a round with what was learnt about usual mixtures, and the clients that left theirs.
+
+    `sizes`: the numbers of points of the clients; default: many.
+    """
     if new.mixture is None or new.mixture.shape[1] < 2:
         return new, []
     u: Tensor = new.mixture / new.mixture.sum(1, keepdim=True)
@@ -35,7 +39,8 @@ def watch(new: State, old: State) -> tuple[State, list[int]]:
         usual, unrest, quiet, changed = u, torch.zeros_like(away), 0, torch.zeros_like(away, dtype=torch.bool)
     else:
         quiet += 1
-        changed = (away > LEAST) & (away > BEYOND * unrest) & (quiet > QUIET)
+        chance = 0.0 if sizes is None else CHANCE / sizes.to(away).clamp(min=1).sqrt()
+        changed = (away > LEAST) & (away > chance) & (away > BEYOND * unrest) & (quiet > QUIET)
         usual = torch.where(changed[:, None], u, usual + FORGETS * (u - usual))
         unrest = torch.where(changed, 0, unrest + FORGETS * (away - unrest))
     kept = new.update(per_client={"usual": usual, "unrest": unrest}, extra={"quiet": torch.tensor(quiet)})

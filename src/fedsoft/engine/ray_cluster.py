@@ -19,6 +19,7 @@ from ray import exceptions
 from ray._private import ray_constants
 from ray._private.node import Node
 
+from fedsoft import plugins
 from fedsoft.core.contract import Training
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.machine.resources import cores
@@ -166,7 +167,12 @@ def _own_signals() -> Iterator[None]:
 
 
 def sendable(training: Training) -> Any:
-    """Put what all workers need into Ray's store; Ray pickles functions and classes of the user's script too."""
+    """Put what all workers need into Ray's store; Ray pickles functions and classes of the user's script too.
+
+    So it does with those of modules beside the user's file, which workers would not find.
+    """
+    for module in plugins.modules_beside():
+        ray.cloudpickle.register_pickle_by_value(module)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         return ray.put(training)
     except Exception as error:  # whatever the user's own class may raise

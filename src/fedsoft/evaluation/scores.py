@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedsoft.core.batches import Problem
@@ -20,6 +19,7 @@ from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE, Metric
 from fedsoft.core.model import Model
 from fedsoft.evaluation.metric_scores import MetricScores
+from fedsoft.evaluation.remarks import remarks_on
 from fedsoft.evaluation.spread import Spread
 from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
 from fedsoft.solvers.exact import Exact
@@ -127,7 +127,10 @@ class Scores:
         if self.recovery is not None:
             guess = "" if self.recovery_uniform is None else f", equal shares would give {self.recovery_uniform:.3f}"
             lines.append(f"mean |u - true share| = {self.recovery:.3f}{guess}")
-        return "\n".join(lines)
+        for yardstick in self.yardsticks:
+            if yardstick.held_out is not None:
+                lines.append(f"{self.metric} of the {yardstick.name} on held-out points: {yardstick.held_out.mean:.4g}")
+        return "\n".join([*lines, *(f"note: {remark.text}" for remark in remarks_on(self))])
 
 
 @cache
@@ -183,6 +186,8 @@ def align(table: np.ndarray, higher_is_better: bool) -> list[int]:
 
     Centers that are left over, when there are more than sources, stand for the source that they serve best.
     """
+    from scipy.optimize import linear_sum_assignment  # takes half a second to import
+
     cost = -table if higher_is_better else table
     alignment = cost.argmin(axis=1)
     rows, columns = linear_sum_assignment(cost)

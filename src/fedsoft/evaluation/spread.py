@@ -36,6 +36,11 @@ class Spread:
     std: float = 0.0
     worst_points: int | None = field(default=None, compare=False)  # the same spread may rest on unknown points
 
+    @property
+    def worst_clients(self) -> int:
+        """How many clients the worst decile is."""
+        return max(1, round(self.clients / 10))
+
     @staticmethod
     def of(values: Tensor, metric: Directed, sizes: Tensor | None = None) -> Spread | None:
         """Of the clients that have a value (NaN: none); `sizes`: how many points each value rests on."""

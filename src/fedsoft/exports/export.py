@@ -7,13 +7,11 @@ so they are not offered.)
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Literal, SupportsIndex, get_args
 
 import torch
 from safetensors.torch import save as safe_bytes
@@ -25,6 +23,7 @@ from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import file_name
 from fedsoft.evaluation.scores import Scores
 from fedsoft.exports.model_card import Card, card
+from fedsoft.exports.onnx_program import OnnxWriter
 from fedsoft.exports.raw_inputs import RawInputs, sample
 from fedsoft.exports.torch_program import network_code, program
 from fedsoft.machine.threads import one_thread
@@ -51,6 +50,7 @@ class Exported:
 class Predictor(nn.Module):
     """Plain networks with a share each, from raw inputs to values or probabilities."""
 
+    shares: Tensor
     mean: Tensor
     std: Tensor
 
@@ -58,11 +58,11 @@ class Predictor(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.nets = nn.ModuleList(nets)
-        self.shares = [float(share) for share in shares]
         self.classes = federation.shape.task == "classification"
         self.column = not self.classes and federation.train.y.ndim == 1
         self.images = federation.train.x.dtype == torch.uint8
         self.kind = next(nets[0].parameters()).dtype
+        self.register_buffer("shares", shares.detach().to("cpu", self.kind))
         self.scaled = (scale := federation.scale) is not None
         if scale is not None:
             self.register_buffer("mean", scale.mean)
@@ -75,7 +75,7 @@ class Predictor(nn.Module):
             x = x.to(self.kind) / 255 if self.images else x
             raw = (((x.double() - self.mean) / self.std).to(self.kind) if self.scaled else x.to(self.kind),)
         args, named = arguments(self.inputs.read(raw, self.kind))
-        each = [share * self._head(net(*args, **named)) for share, net in zip(self.shares, self.nets, strict=True)]
+        each = [self.shares[j] * self._head(net(*args, **named)) for j, net in enumerate(self.nets)]
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
     def _head(self, out: Tensor) -> Tensor:
@@ -104,8 +104,7 @@ def export(
         format: `safetensors`, `onnx` (needs the extra `onnx`) or `torch`.
         spec, name: of a saved run, for the card.
     """
-    _check_form(run, format)
-    return _export(run, Path(folder), _ensembles(run, client), format, spec, name, _scores(run))
+    return _Writer.of(run, format, spec, name).write(Path(folder), _ensembles(run, client))
 
 
 def export_clients(
@@ -118,13 +117,12 @@ def export_clients(
     on_step: Callable[[int, int], object] | None = None,
 ) -> list[Exported]:
     """Write the models of all clients, a folder each; see `export`. Calls `on_step(done, total)`."""
-    _check_form(run, format)
-    scores, found, taken = _scores(run), [], set[str]()
+    writer, found, taken = _Writer.of(run, format, spec, name), [], set[str]()
     for k in range(len(run.federation)):
         ((key, ensemble),) = _ensembles(run, k).items()
         key = f"{key}-{k}" if key in taken else key  # two names may become the same
         taken.add(key)
-        found.append(_export(run, Path(folder) / key, {key: ensemble}, format, spec, name, scores))
+        found.append(writer.write(Path(folder) / key, {key: ensemble}))
         if on_step is not None:
             on_step(k + 1, len(run.federation))
     return found
@@ -135,41 +133,87 @@ def _scores(run: Run) -> Scores | None:
     return None if run.saved is None and run.lacking else run.scores()
 
 
-def _check_form(run: Run, format: Format) -> None:
+def check_format(format: str) -> None:
+    """Raise for a format that is not offered."""
     if format not in FORMATS:
         raise InputError(f"format = '{format}' is not allowed: should be one of {', '.join(FORMATS)}")
-    if run.model.module is None:
-        raise InputError("this model cannot be exported: give the network as fedsoft.models.module(...)")
 
 
-def _export(
-    run: Run, folder: Path, ensembles: dict[str, Ensemble], format: Format, spec: RunSpec | None, name: str,
-    scores: Scores | None,
-) -> Exported:  # fmt: skip
-    nets = {key: [_network(ensemble, w) for w in ensemble.w] for key, ensemble in ensembles.items()}
-    files: dict[str, bytes] = {}
-    code: str | None = ""
-    scale = run.federation.scale
-    with torch.no_grad(), one_thread():
-        inputs = RawInputs.of(run.model, next(iter(nets.values()))[0])
-        points = sample(run.federation, run.state.centers.dtype)
-        for key, ensemble in ensembles.items():
-            predictor = Predictor(nets[key], ensemble.shares, run.federation, inputs)
-            _check(key, predictor(*inputs.split(points)), ensemble.predict(run.federation.as_seen(points)))
-            if format == "onnx":
-                files[f"{key}.onnx"] = _onnx(key, predictor, inputs.split(points))
-            else:
-                files |= {f: _weights(net, name) for f, net in zip(_names(key, ensemble), nets[key], strict=True)}
-        if format == "torch":
+def model_files(
+    run: Run, ensembles: dict[str, Ensemble], format: Format, spec: RunSpec | None = None, name: str = ""
+) -> dict[str, bytes]:
+    """Return files of a run's models by name, without a card; see `export`."""
+    writer = _Writer.of(run, format, spec, name)
+    return writer.files(ensembles, writer.networks(ensembles))
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes models of one run in one format."""
+
+    run: Run
+    format: Format
+    spec: RunSpec | None
+    name: str
+    onnx: OnnxWriter
+    sample: Tensor
+
+    @staticmethod
+    def of(run: Run, format: Format, spec: RunSpec | None, name: str) -> _Writer:
+        check_format(format)
+        if run.model.module is None:
+            raise InputError("this model cannot be exported: give the network as fedsoft.models.module(...)")
+        return _Writer(run, format, spec, name, OnnxWriter(_check), sample(run.federation, run.state.centers.dtype))
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """What a card says about the run."""
+        return _scores(self.run)
+
+    def networks(self, ensembles: dict[str, Ensemble]) -> dict[str, list[nn.Module]]:
+        return {key: [_network(ensemble, w) for w in ensemble.w] for key, ensemble in ensembles.items()}
+
+    def write(self, folder: Path, ensembles: dict[str, Ensemble]) -> Exported:
+        """Write models and their card into a folder."""
+        nets = self.networks(ensembles)
+        files, inputs = self.files(ensembles, nets), self.inputs(nets)
+        needs_code = self.format == "torch" and self._code(nets) is None
+        about = Card(
+            self.run, self.spec, self.name, self.format, tuple(files), ensembles, inputs, needs_code=needs_code
+        )
+        files["model-card.md"] = card(about, self.scores).encode()
+        write_folder(folder, files)
+        return Exported(folder, self.format, tuple(ensembles), tuple(files))
+
+    def files(self, ensembles: dict[str, Ensemble], nets: dict[str, list[nn.Module]]) -> dict[str, bytes]:
+        """Return the files of models by name, each checked against what the run predicts."""
+        found: dict[str, bytes] = {}
+        federation, inputs = self.run.federation, self.inputs(nets)
+        points = inputs.split(self.sample)
+        with torch.no_grad(), one_thread():
+            for key, ensemble in ensembles.items():
+                predictor = Predictor(nets[key], ensemble.shares, federation, inputs)
+                _check(key, predictor(*points), ensemble.predict(federation.as_seen(self.sample)))
+                if self.format == "onnx":
+                    found[f"{key}.onnx"] = self.onnx.content(
+                        key, predictor, dict(zip(inputs.names, points, strict=True))
+                    )
+                else:
+                    names = _names(key, ensemble)
+                    found |= {file: _weights(net, self.name) for file, net in zip(names, nets[key], strict=True)}
+        if self.format == "torch":
             shares = {key: dict(zip(_names(key, e), e.shares.tolist(), strict=True)) for key, e in ensembles.items()}
-            code = network_code(next(iter(nets.values()))[0], spec)
-            files["model.py"] = program(code, shares, run.federation, inputs).encode()
-        if scale is not None and format == "safetensors":
-            files["scale.safetensors"] = safe_bytes({"mean": scale.mean, "std": scale.std})
-        about = Card(run, spec, name, format, tuple(files), ensembles, inputs, needs_code=code is None)
-        files["model-card.md"] = card(about, scores).encode()
-    write_folder(folder, files)
-    return Exported(folder, format, tuple(ensembles), tuple(files))
+            found["model.py"] = program(self._code(nets), shares, federation, inputs).encode()
+        if (scale := federation.scale) is not None and self.format == "safetensors":
+            found["scale.safetensors"] = safe_bytes({"mean": scale.mean, "std": scale.std})
+        return found
+
+    def inputs(self, nets: dict[str, list[nn.Module]]) -> RawInputs:
+        """Return what the exported models are given."""
+        return RawInputs.of(self.run.model, next(iter(nets.values()))[0])
+
+    def _code(self, nets: dict[str, list[nn.Module]]) -> str | None:
+        return network_code(next(iter(nets.values()))[0], self.spec)
 
 
 def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemble]:
@@ -206,37 +250,3 @@ def _check(key: str, found: Tensor, expected: Tensor) -> None:
 def _weights(net: nn.Module, name: str) -> bytes:
     state = {key: value.detach().cpu().contiguous().clone() for key, value in net.state_dict().items()}
     return safe_bytes(state, {"format": "pt", "from": name or "fedsoft"})
-
-
-def _onnx(key: str, predictor: Predictor, sample: tuple[Tensor, ...]) -> bytes:
-    """Return the whole computation for any number of points, checked in onnxruntime."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"format = 'onnx' needs the package '{package}': pip install 'fedsoft[onnx]'")
-    import onnxruntime
-
-    points = torch.export.Dim("points")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch about its own changes
-        logger = logging.getLogger("torch.onnx")
-        before = logger.level
-        logger.setLevel(logging.ERROR)  # it names every library that is not installed
-        try:
-            program = torch.onnx.export(
-                predictor.eval(), sample, dynamo=True, input_names=list(predictor.inputs.names),
-                output_names=["prediction"], dynamic_shapes=(tuple({0: points} for _ in sample),), verbose=False,
-            )  # fmt: skip
-        except Exception as error:  # a user's network may raise anything
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"{key} cannot be written as onnx ({type(error).__name__}: {reason[:200]})") from None
-        finally:
-            logger.setLevel(before)
-        assert program is not None
-        content: bytes = program.model_proto.SerializeToString()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 3, 1, 1
-        session: Any = onnxruntime.InferenceSession(content, options)
-    for rows in (sample, tuple(part[:1] for part in sample)):
-        given = {name: part.numpy() for name, part in zip(predictor.inputs.names, rows, strict=True)}
-        _check(key, torch.from_numpy(session.run(None, given)[0]), predictor(*rows))
-    return content

@@ -13,9 +13,11 @@ from fedsoft.paper.published import Centers, Method
 from fedsoft.runs import spec as specs
 from fedsoft.runs.presets import presets
 from fedsoft.runs.spec import RunSpec
-from fedsoft.studies.compare import capped, parse_algorithms, variant
+from fedsoft.studies.compare import capped
+from fedsoft.studies.methods import parse_algorithms, variant
 from fedsoft.studies.process_pool import Ended, Ending, Outcome
-from fedsoft.studies.tuning import Grid, Tuning, first_runs, judge, trial_runs
+from fedsoft.studies.trials import Grid, Point, Tuning
+from fedsoft.studies.tuning import first_runs, judge, trial_runs
 
 Scale = Literal["paper", "fast"]
 SCALES: tuple[Scale, ...] = ("paper", "fast")
@@ -183,7 +185,7 @@ class ComparisonItem(Item):
         """FedSoft with the paper's solver under the tuning seeds: everybody may spend what it spends."""
         return first_runs(self.tuning_base(scale), range(1000, 1000 + self.tuning_seeds[scale]))
 
-    def trials(self, scale: Scale, library: Library) -> dict[tuple[str, float, int], list[RunSpec]] | None:
+    def trials(self, scale: Scale, library: Library) -> dict[Point, list[RunSpec]] | None:
         """All trials; None before it is known what they may spend."""
         key = (self.id, scale, "trials")
         if key not in library.memo:

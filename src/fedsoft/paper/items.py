@@ -22,7 +22,7 @@ from fedsoft.paper.item_kinds import (
 from fedsoft.paper.published import PARTITIONS, Centers
 from fedsoft.runs import spec as specs
 from fedsoft.runs.spec import Part, RunSpec
-from fedsoft.studies.compare import variant
+from fedsoft.studies.methods import variant
 
 
 def heads(model: str) -> Callable[[Scale], RunSpec]:

@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
 from rich.table import Table
 
 from fedsoft.reports.page import Axis, Figure, Level, Panel, Series
 from fedsoft.reports.pictures import draw
+from fedsoft.reports.results import WIDTH, StudyResult
 from fedsoft.reports.tables import grid
 from fedsoft.studies.center_count import Choice
 
 
+@dataclass(frozen=True, repr=False)
+class ChoiceReport(StudyResult):
+    """The choice of the number of centers."""
+
+    choice: Choice
+    scratch: object = None
+
+    @property
+    def name(self) -> str:
+        return self.choice.name
+
+    @property
+    def recommended(self) -> int:
+        """The number of sources; 1 when there is no cluster structure."""
+        return self.choice.recommended
+
+    @property
+    def structure(self) -> bool:
+        """Whether there is cluster structure."""
+        return self.choice.structure
+
+    @property
+    def sentences(self) -> list[str]:
+        return [f"Recommended: {self.choice.verdict}", *(f"- {reason}" for reason in self.choice.reasons)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [asdict(trial) | {"recommended": trial.S == self.recommended} for trial in self.choice.trials]
+
+    def tables(self, width: int = WIDTH) -> list[Table]:
+        return [choice_table(self.choice)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.choice.to_dict()
+
+    def files(self) -> dict[str, bytes]:
+        files = {"choice.json": (json.dumps(self.to_dict(), indent=1) + "\n").encode()}
+        return files | {f"choice.{kind}": choice_picture(self.choice, kind) for kind in ("png", "svg")}
+
+    def png(self) -> bytes:
+        return choice_picture(self.choice)
+
+
 def choice_table(choice: Choice) -> Table:
     """Return one row for each S, the recommended one marked."""
-    title = f"{choice.label}: {choice.algorithm} with S centers, {len(choice.seeds)} seeds (*: recommended)"
+    marks = "*: recommended, ~: still improving" if any(t.settled is False for t in choice.trials) else "*: recommended"
+    title = f"{choice.label}: {choice.algorithm} with S centers, {len(choice.seeds)} seeds ({marks})"
     heads = ("S", "held-out log-likelihood", "std. error", "stability", "seeds that got there", "use of centers")
     view = grid(title, heads, left=("use of centers",))
     for trial in choice.trials:
         chosen = trial.S == choice.recommended
+        restless = " ~" * (trial.settled is False)
         stable = "-" if trial.stability is None else f"{trial.stability:.2f}"
         use = " ".join(f"{u:.2f}" for u in trial.use)
-        view.add_row(f"{'*' * chosen}{trial.S}", f"{trial.score:.4g}", f"{trial.error:.2g}", stable,
+        view.add_row(f"{'*' * chosen}{trial.S}{restless}", f"{trial.score:.4g}", f"{trial.error:.2g}", stable,
                      str(trial.arrived), use, style="bold" * chosen)  # fmt: skip
     return view
 

@@ -135,6 +135,10 @@ def personal_table(group: Group) -> Table:
         "training": [scores.personal_train for scores in group.scores],
         "held out": [scores.personal_held_out for scores in group.scores],
     }
+    constants = [stick.name for stick in group.first.scores.yardsticks]
+    for i, name in enumerate(constants):
+        if all(len(scores.yardsticks) == len(constants) for scores in group.scores):
+            both[f"held out, {name} alone"] = [scores.yardsticks[i].held_out for scores in group.scores]
     spreads = {label: [spread for spread in found if spread] for label, found in both.items() if all(found)}
     kinds: list[Callable[[Spread], float]] = [lambda s: s.mean, lambda s: s.median, lambda s: s.worst_decile]
     columns = [column([[kind(s) for s in found] for found in spreads.values()], [group.refs] * len(spreads), metric)
@@ -145,7 +149,9 @@ def personal_table(group: Group) -> Table:
     )
     return Table("personal-table", f"Personal models: {unit(metric)} on the client's own points",
                  heads("points", ["mean", "median", "worst decile", "clients"]), rows,
-                 ("Worst decile: mean over the worst tenth of clients.",))  # fmt: skip
+                 ("Worst decile: mean over the worst tenth of clients. A constant alone is what anybody could predict "
+                  "without looking at the inputs." if constants else
+                  "Worst decile: mean over the worst tenth of clients.",))  # fmt: skip
 
 
 def personal_figure(

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fedsoft.evaluation.spread import Spread
 from fedsoft.reports.cells import Values, column, known, mean_of
 from fedsoft.reports.clients import Clients
 from fedsoft.reports.common_sections import (
@@ -91,6 +92,13 @@ class _Measure:
     higher: bool
     oracle: Values = ()
     floor: Values = ()
+    constants: tuple[Values, ...] = ()  # of each yardstick
+
+
+def _yardsticks(groups: Sequence[Group]) -> list[str]:
+    """Return the names of the constant predictors that all runs of the first method were compared with."""
+    names = [[stick.name for stick in scores.yardsticks] for scores in groups[0].scores]
+    return names[0] if all(one == names[0] for one in names) else []
 
 
 def _measures(groups: Sequence[Group]) -> list[_Measure]:
@@ -102,15 +110,21 @@ def _measures(groups: Sequence[Group]) -> list[_Measure]:
         floor = floor[:1] if len(set(floor)) == 1 else floor  # then it has no standard deviation
         return _Measure(title, lambda row: row.best_on(j), metric, higher, oracle, floor)
 
+    def constant(value: Callable[[Spread], float]) -> tuple[Values, ...]:
+        sticks = [[s.yardsticks[i].held_out for s in runs] for i in range(len(_yardsticks(groups)))]
+        return tuple([None if spread is None else value(spread) for spread in spreads] for spreads in sticks)
+
     found = [best(f"best on {name}", j) for j, name in enumerate(shown_sources(groups))]
     return [
         *(found or [best("best center, mean", None)]),
         _Measure("error of u", lambda row: row.recovery, "share", False),
         _Measure("personal, training", lambda row: row.personal_train, metric, higher),
-        _Measure("personal, held out", lambda row: row.personal_held_out, metric, higher),
-        _Measure("worst decile", lambda row: row.worst_decile, metric, higher),
+        _Measure("personal, held out", lambda row: row.personal_held_out, metric, higher,
+                 constants=constant(lambda spread: spread.mean)),
+        _Measure("worst decile", lambda row: row.worst_decile, metric, higher,
+                 constants=constant(lambda spread: spread.worst_decile)),
         *_further(groups),
-    ]
+    ]  # fmt: skip
 
 
 def _further(groups: Sequence[Group]) -> Iterator[_Measure]:
@@ -126,14 +140,17 @@ def _further(groups: Sequence[Group]) -> Iterator[_Measure]:
 def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:
     refs = [group.refs for group in groups]
     titles, columns = [], []
+    below = ["oracle", "noise floor", *(f"{name} alone" for name in _yardsticks(groups))]
     for measure in _measures(groups):
         values = [measure.of(row) for row in rows]
         if any(map(known, values)):
             titles.append(measure.title)
-            columns.append(column([*values, measure.oracle, measure.floor], [*refs, refs[0], refs[0]], measure.metric,
-                                  measure.higher, peers=len(groups)))  # fmt: skip
+            constants = measure.constants or ((),) * (len(below) - 2)
+            shown = [*values, measure.oracle, measure.floor, *constants]
+            columns.append(column(shown, [*refs, *[refs[0]] * len(below)], measure.metric, measure.higher,
+                                  peers=len(groups)))  # fmt: skip
     body = [(Cell(group.label), *(cells[i] for cells in columns)) for i, group in enumerate(groups)]
-    for i, name in ((len(groups), "oracle"), (len(groups) + 1, "noise floor")):
+    for i, name in enumerate(below, len(groups)):
         cells = [cells[i] for cells in columns]
         if any(cell.value is not None for cell in cells):
             body.append((Cell(name), *(cell if cell.value is not None else Cell("") for cell in cells)))
@@ -141,8 +158,8 @@ def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:
     return Table(
         "methods-table", f"{name} of centers on each source's test set, and of personal models on the client's points",
         heads("method", titles), tuple(body),
-        notes=("Best of each column marked. The oracle is trained on the points of its source alone."
-               if len(body) > len(groups) else "Best of each column marked.",),
+        notes=("Best of each column marked. The oracle is trained on the points of its source alone; a constant alone "
+               "is what anybody could predict." if len(body) > len(groups) else "Best of each column marked.",),
         foot=len(body) - len(groups),
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,31 +14,40 @@ from fedsoft.reports.common_sections import cost_table
 from fedsoft.reports.compare_page import courses, personal_bars, quality_table
 from fedsoft.reports.measures import Measured
 from fedsoft.reports.numbers import several, unit
-from fedsoft.reports.page import Axis, Cell, Figure, Panel, csv_text
+from fedsoft.reports.page import Axis, Cell, Figure, Panel
 from fedsoft.reports.pictures import draw
-from fedsoft.reports.regressions import behind
+from fedsoft.reports.regressions import ahead, behind
+from fedsoft.reports.results import WIDTH, StudyResult
 from fedsoft.reports.run_loader import Group, finished
 from fedsoft.reports.tables import grid
 from fedsoft.studies.compare import Comparison
+from fedsoft.training.settled import settled
 
 BUDGETS = {"rounds": "same rounds", "work": "same client work", "bytes": "same bytes"}
 LISTED = ("algorithm", "seeds", "runs", "best_center", "metrics", "diverged")  # what has columns of its own
 
 
-@dataclass(frozen=True)
-class ComparisonReport:
-    """The runs of a comparison, read once."""
+@dataclass(frozen=True, repr=False)
+class ComparisonReport(StudyResult):
+    """The runs of a comparison, read once.
+
+    Arguments:
+        comparison: which runs they are.
+        groups: the runs of each method; measured: their values, as lists over seeds.
+        scratch: holds the runs where no folder was given.
+    """
 
     comparison: Comparison
     groups: list[Group]
-    rows: list[Measured]
+    measured: list[Measured]
+    scratch: object = None
 
     @staticmethod
-    def of(comparison: Comparison) -> ComparisonReport:
+    def of(comparison: Comparison, scratch: object = None) -> ComparisonReport:
         found = comparison.folders.items()
         groups = [Group(label, tuple(finished(folder) for folder in folders)) for label, folders in found]
         rows = [Measured.of(group, comparison.diverged.get(group.label)) for group in groups]
-        return ComparisonReport(comparison, groups, rows)
+        return ComparisonReport(comparison, groups, rows, scratch)
 
     @property
     def scores(self) -> Scores:
@@ -61,20 +71,86 @@ class ComparisonReport:
         return found
 
     @property
+    def name(self) -> str:
+        return self.comparison.name
+
+    @property
     def worse(self) -> list[str]:
         """Return a sentence for each method that falls behind the first."""
-        return behind(self.rows, self.scores.sources, self.scores.higher_is_better)
+        return behind(self.measured, self.scores.sources, self.scores.higher_is_better)
 
-    def tables(self, width: int) -> list[Table]:
+    @property
+    def better(self) -> list[str]:
+        """Return a sentence for each method that is ahead of the first."""
+        return ahead(self.measured, self.scores.sources, self.scores.higher_is_better)
+
+    @property
+    def restless(self) -> list[str]:
+        """Return a sentence about the methods whose runs still improved when they ended."""
+        found = [label for label, seeds in self._unsettled.items() if seeds]
+        if not found:
+            return []
+        were = "was still improving when its runs" if len(found) == 1 else "were still improving when their runs"
+        return [f"{', '.join(found)} {were} ended: compare with more rounds (marked ~)"]
+
+    @property
+    def _unsettled(self) -> dict[str, list[int]]:
+        """Return the seeds of each method whose runs had not come to rest."""
+        up = self.scores.higher_is_better
+        return {
+            group.label: [run.spec.seed for run in group.runs if settled(run.records, up) is False]
+            for group in self.groups
+        }
+
+    @property
+    def sentences(self) -> list[str]:
+        return [*self.divergences, *self.restless, *self.worse, *self.better]
+
+    def rows(self) -> list[dict[str, Any]]:
+        sources = max((len(best) for row in self.measured for best in row.best_center or []), default=0)
+        values = [key for key in asdict(self.measured[0]) if key not in LISTED]
+        names = dict.fromkeys(name for row in self.measured for name in row.metrics)
+        further = [(name, kind) for name in names for kind in ("held_out", "worst_decile")]
+        unsettled = self._unsettled
+        found = []
+        for row in self.measured:
+            for i, seed in enumerate(row.seeds):
+                best = row.best_center[i] if row.best_center else [""] * sources
+                found.append(
+                    {"algorithm": row.algorithm, "seed": seed, "run": row.runs[i]}
+                    | {f"best_center_{j}": value for j, value in enumerate(best)}
+                    | {key: getattr(row, key)[i] for key in values}
+                    | {f"{name}_{kind}": row.metric(name, kind)[i] for name, kind in further}
+                    | {"settled": seed not in unsettled[row.algorithm]}
+                )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        lost = [{"algorithm": label, "diverged": seeds} for label, seeds in self.failed.items()]
+        unsettled = self._unsettled
+        rows = [row.to_dict() | {"unsettled": unsettled[row.algorithm]} for row in self.measured]
+        return {
+            "budget": self.comparison.budget, "algorithms": [*rows, *lost], "worse": self.worse, "better": self.better,
+        }  # fmt: skip
+
+    def files(self) -> dict[str, bytes]:
+        return {"comparison.csv": self.to_csv().encode(), "figure.png": self.png()}
+
+    def tables(self, width: int = WIDTH) -> list[Table]:
         """Return mean ± standard deviation over seeds with the cost beside it, and oracle and noise floor below.
 
         One table, or several one below the other where it would not fit into `width` columns.
         """
-        seeds = max(len(row.seeds) + len(row.diverged) for row in self.rows)
+        seeds = max(len(row.seeds) + len(row.diverged) for row in self.measured)
         title = (f"{self.comparison.base.label}: {unit(self.scores.metric)}; {several(seeds, 'seed')}, "
                  f"{BUDGETS[self.comparison.budget]}")  # fmt: skip
-        quality = quality_table(self.groups, self.rows)
-        names = [row.algorithm + (f" ({len(row.diverged)} diverged)" if row.diverged else "") for row in self.rows]
+        quality = quality_table(self.groups, self.measured)
+        restless = self._unsettled
+        names = [
+            f"{'~' * bool(restless[row.algorithm])}{row.algorithm}"
+            + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
+            for row in self.measured
+        ]
         names += [row[0].text for row in quality.rows[len(names) :]]
         made: list[Table] = []
         part: dict[str, list[Cell]] = {}
@@ -92,27 +168,10 @@ class ComparisonReport:
         for i, name in enumerate(names):
             cells = [column[i].text if i < len(column) else "" for column in columns.values()]
             if any(cells):
-                view.add_row(Text(name), *cells, style="" if i < len(self.rows) else "dim")
+                view.add_row(Text(name), *cells, style="" if i < len(self.measured) else "dim")
         for label in self.failed:
             view.add_row(Text(label), Text("diverged", style="red"))
         return view
-
-    def csv(self) -> str:
-        sources = max((len(best) for row in self.rows for best in row.best_center or []), default=0)
-        values = [key for key in asdict(self.rows[0]) if key not in LISTED]
-        names = dict.fromkeys(name for row in self.rows for name in row.metrics)
-        further = [(name, kind) for name in names for kind in ("held_out", "worst_decile")]
-        lines: list[list[object]] = [
-            ["algorithm", "seed", "run", *(f"best_center_{j}" for j in range(sources)), *values,
-             *(f"{name}_{kind}" for name, kind in further)]
-        ]  # fmt: skip
-        for row in self.rows:
-            for i, seed in enumerate(row.seeds):
-                best = row.best_center[i] if row.best_center else [""] * sources
-                scored = [row.metric(name, kind)[i] for name, kind in further]
-                own = [getattr(row, key)[i] for key in values]
-                lines.append([row.algorithm, seed, row.runs[i], *best, *own, *scored])
-        return csv_text(lines)
 
     def png(self) -> bytes:
         """Return the error of the best centers against client work, and the personal models at the end."""

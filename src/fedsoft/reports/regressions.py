@@ -1,4 +1,4 @@
-"""What falls behind the first method of a comparison, in words: nobody should have to find it in a table."""
+"""What falls behind the first method of a comparison or is ahead of it, in words: nobody should have to find it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ def behind(rows: Sequence[Measured], sources: Sequence[str], higher: bool) -> li
         sources: their names, for the best center of each.
         higher: whether larger values are better.
     """
+    return _told(rows, sources, higher, "worse", 1)
+
+
+def ahead(rows: Sequence[Measured], sources: Sequence[str], higher: bool) -> list[str]:
+    """Return a sentence for each method that is better than the first by more than the spread; see `behind`."""
+    return _told(rows, sources, higher, "better", -1)
+
+
+def _told(rows: Sequence[Measured], sources: Sequence[str], higher: bool, word: str, sign: int) -> list[str]:
     first, *others = rows
     found = []
     for row in others:
         seeds = [seed for seed in row.seeds if seed in first.seeds]  # those of runs that diverged are missing
-        where = [what for what, losses in _losses(row, first, seeds, sources, higher) if _matters(losses)]
+        losses = _losses(row, first, seeds, sources, higher)
+        where = [what for what, gaps in losses if _matters([sign * gap for gap in gaps])]
         if where:
             spread = "by more than the spread over seeds" if len(seeds) > 1 else "with the only seed"
-            found.append(f"{row.algorithm} is worse than {first.algorithm}, {spread}: {', '.join(where)}")
+            found.append(f"{row.algorithm} is {word} than {first.algorithm}, {spread}: {', '.join(where)}")
     return found
 
 

@@ -25,7 +25,7 @@ from fedsoft.reports.withheld import withheld_centers, without_centers
 from fedsoft.runs.config_diff import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.safety.privacy import statements
-from fedsoft.training.notices import Kind, Notice, drift, exclusions, silence, unheard, warnings
+from fedsoft.training.notices import Kind, Notice, drift, exclusions, of_scores, silence, unheard, warnings
 from fedsoft.training.records import RoundRecord, Totals
 
 BUDGET = "finished (budget)"  # of work or bytes, before the last round
@@ -69,7 +69,11 @@ def _cost(records: Sequence[RoundRecord]) -> Text:
     )
 
 
-HEADS = {Kind.EXCLUDED: "Excluded", Kind.DRIFT: "Drift"}  # what a notice begins with; others are warnings
+HEADS = {
+    Kind.EXCLUDED: "Excluded",
+    Kind.DRIFT: "Drift",
+    Kind.SCORES: "Note",
+}  # what a notice begins with; others are warnings
 
 
 def _told(notices: Sequence[Notice]) -> list[Text]:
@@ -102,7 +106,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
             parts += [shown(table, _title(table, scores.metric, starred), starred), Text()]
     if scores.recovery is not None:
         parts.append(_mixtures(scores))
-    parts += _told(warnings(records))
+    parts += _told([*warnings(records), *of_scores(scores)])
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].privacy if records else None)]
     parts += _told([*exclusions(records), *drift(records)])

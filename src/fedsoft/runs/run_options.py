@@ -15,6 +15,7 @@ from fedsoft.core.federation import Federation
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError, SettingError
 from fedsoft.machine.threads import one_thread
+from fedsoft.runs.given import DATA, MODEL, Given
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.conditions import Conditions
 from fedsoft.settings import renamed
@@ -31,6 +32,7 @@ class RunOptions(Execution):
         say: called with what went wrong and was put right.
         should_stop: asked after every round, besides Ctrl-C and SIGTERM.
         signals: whether Ctrl-C and SIGTERM are ours to handle.
+        given: data and model of a run that was made in Python.
     """
 
     data: Path | None = None
@@ -38,10 +40,13 @@ class RunOptions(Execution):
     say: Callable[[str], object] = logging.getLogger("fedsoft").warning
     should_stop: Callable[[], bool] = bool
     signals: bool = True
+    given: Given | None = None
 
 
-def federation_of(spec: RunSpec) -> Federation:
-    """Return the federation that a spec describes."""
+def federation_of(spec: RunSpec, given: Given | None = None) -> Federation:
+    """Return the federation that a spec describes, or that it was given."""
+    if given is not None:
+        return given.federation(spec.seed if spec.data_seed is None else spec.data_seed)
     extra: dict[str, Any] = {}
     dataset = _dataset(spec)
     if "seed" in plugins.parameters(dataset):
@@ -55,21 +60,21 @@ def federation_of(spec: RunSpec) -> Federation:
 
 def build(spec: RunSpec, options: RunOptions) -> tuple[Federation, Engine]:
     """Return the federation and the engine that a spec describes."""
-    federation = federation_of(spec if options.data is None else _moved(spec, options.data))
+    federation = federation_of(spec if options.data is None else _moved(spec, options.data), options.given)
     if isinstance(options.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
     return federation, build_engine(spec, options, federation)
 
 
-def check(specs: Mapping[str, RunSpec]) -> None:
+def check(specs: Mapping[str, RunSpec], given: Given | None = None) -> None:
     """Raise what one of these runs, by name, would raise before its first round. Runs on the same data share it."""
     made: dict[str, Federation] = {}
     for name, spec in specs.items():
         data = repr((spec.dataset, spec.partition, spec.source, spec.seed, spec.data_seed))
         try:
-            made = made if data in made else {data: federation_of(spec)}  # one at a time
+            made = made if data in made else {data: federation_of(spec, given)}  # one at a time
             if len(made[data].train.x):  # else the points are at nodes
-                check_start(spec, build_engine(spec, RunOptions(), made[data]))
+                check_start(spec, build_engine(spec, RunOptions(given=given), made[data]))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 
@@ -83,7 +88,8 @@ def check_start(spec: RunSpec, engine: Engine) -> None:
 def owners(spec: RunSpec) -> dict[str, str]:
     """Return the parts of a run by their names in Python, for `renamed`."""
     named = {key: part.name for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
-    return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in named.items()}
+    known = {key: name for key, name in named.items() if name not in (DATA, MODEL)}
+    return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in known.items()}
 
 
 def _built(spec: RunSpec, key: str) -> Any:
@@ -100,11 +106,15 @@ def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> 
             "means and standard deviations of columns are not hidden; scale the files by what is known without looking "
             "at them", "with [privacy]",
         )  # fmt: skip
+    given = options.given
     with renamed(owners(spec)):
         recipe = Recipe(
-            _built(spec, "algorithm"), _built(spec, "model"), _built(spec, "solver"), spec.seed, spec.dtype,
-            metrics=spec.metrics, class_weights=spec.class_weights,
+            _built(spec, "algorithm"), _built(spec, "model") if given is None else given.model, _built(spec, "solver"),
+            spec.seed, spec.dtype, metrics=spec.metrics, class_weights=spec.class_weights,
         )  # fmt: skip
+        if given is not None:
+            recipe = replace(recipe, backend=given.backend, metrics=given.metrics)
+            return prepare(recipe, federation, given.conditions, options)
         conditions = Conditions(
             dropout=spec.dropout, attack=_built(spec, "attack"), aggregator=_built(spec, "aggregator"),
             guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy,
@@ -123,7 +133,7 @@ def _moved(spec: RunSpec, data: Path) -> RunSpec:
 
 def reads_files(spec: RunSpec) -> bool:
     """Whether the data is read from files, which may change and keep their names."""
-    return bool(set(PATHS) & plugins.parameters(_dataset(spec)).keys())
+    return spec.dataset.name != DATA and bool(set(PATHS) & plugins.parameters(_dataset(spec)).keys())
 
 
 def _dataset(spec: RunSpec) -> Callable[..., Any]:

@@ -26,13 +26,16 @@ from fedsoft.machine.threads import one_thread
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions, build
 from fedsoft.runs.spec import RunSpec
-from fedsoft.studies.compare import UNSCORED, variant
+from fedsoft.studies.methods import variant
 from fedsoft.studies.mixture_fit import MixtureFit, needed_centers, stability
 from fedsoft.studies.process_pool import ProcessPool, folders
+from fedsoft.training.settled import settled
 
 ALGORITHM = "fedem"
 SEEDS = (0, 1, 2)
 STABLE = 0.2  # adjusted Rand index below which seeds disagree on clusters
+SURE = 1.645  # standard errors by which several centers have to beat one: 95 %, one-sided
+SCORED = 12  # times that a run is scored, to see whether it has come to rest
 RATES = (1.0, 3.0, 10.0)  # times that of the preset
 NONE = "no cluster structure found"
 
@@ -52,6 +55,7 @@ class CountTrial:
         use: share of the training points that each center explains, largest first.
         seed: the best seed.
         runs: names of the runs.
+        settled: whether the best seed's run had come to rest; None where that is not known.
     """
 
     S: int
@@ -63,6 +67,7 @@ class CountTrial:
     use: tuple[float, ...]
     seed: int
     runs: tuple[str, ...]
+    settled: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,8 @@ def trial_specs(
         raise InputError(f"--algorithm '{algorithm}' has no S to choose: should be one that has, such as {ALGORITHM}")
     data_seed = base.seed if base.data_seed is None else base.data_seed
     settings = {"S": S} | ({} if lr is None else {"solver.lr": lr})
-    made = replace(variant(base, algorithm, settings), data_seed=data_seed, score_every=UNSCORED)
+    every = max(1, base.rounds // SCORED)
+    made = replace(variant(base, algorithm, settings), data_seed=data_seed, score_every=every)
     return [made.with_seed(seed) for seed in seeds]
 
 
@@ -127,7 +133,7 @@ def choose(
 
     Arguments:
         base: what to run, from `spec.read`.
-        S: the numbers of centers to try.
+        S: the numbers of centers to try; 1 is tried besides, as what all others have to beat.
         pool: runs it, and names the folder that holds the runs.
         algorithm: one that has S.
         seeds: of the runs; the federation is that of the seed of `base`.
@@ -138,8 +144,11 @@ def choose(
         raise InputError(f"--S {wanted} is not allowed: should be whole numbers of at least 1, such as 1..8")
     if len(wanted) < 2:
         raise InputError(f"--S {wanted[0]} leaves nothing to choose: should be several, such as 1..8")
+    if not seeds:
+        raise InputError("seeds: none is given, should be at least two")
+    wanted = wanted if wanted[0] == 1 else [1, *wanted]
     first = trial_specs(base, algorithm, wanted[0], seeds, lr)[0]
-    federation, engine = build(first, RunOptions(device=pool.options.device))
+    federation, engine = build(first, RunOptions(device=pool.options.device, given=pool.options.given))
     if not int(federation.held_out.sizes.sum()):
         raise InputError("choose needs held-out points of clients, and dataset.held_out leaves none: set it above 0")
 
@@ -162,7 +171,8 @@ def choose(
         for i, s in enumerate(wanted):
             runs = found[i * len(seeds) : (i + 1) * len(seeds)]
             trial, best = _trial(s, seeds, [folder.name for folder in runs], [fit(folder) for folder in runs])
-            trials.append(trial)
+            calm = settled(runs[list(seeds).index(trial.seed)].records(), engine.model.metric.higher_is_better)
+            trials.append(replace(trial, settled=calm))
             fits.append(best)
         return decide(base.label, algorithm, seeds, lr, trials, fits)
 
@@ -212,33 +222,43 @@ def decide(
     label: str, algorithm: str, seeds: Sequence[int], lr: float | None, trials: Sequence[CountTrial],
     fits: Sequence[MixtureFit],
 ) -> Choice:  # fmt: skip
-    """Apply the one-standard-error rule, then check whether all centers are needed and whether seeds agree on them."""
-    top = max(trials, key=lambda trial: trial.score)
+    """Apply the one-standard-error rule, then check whether all centers are needed and whether seeds agree on them.
+
+    A number of centers whose run had not come to rest, or that does not beat one center, client by client and by more
+    than chance, is never recommended.
+    """
+    reasons: list[str] = []
+    able = [0, *(i for i in range(1, len(trials)) if _is_candidate(trials[i], fits[i], fits[0], reasons))]
+    if trials[0].S > 1:  # nothing to beat is known
+        able = [*range(len(trials))]
+    top = max((trials[i] for i in able), key=lambda trial: trial.score)
     least = top.score - top.error
-    place = next(i for i, trial in enumerate(trials) if trial.score >= least)
+    place = next(i for i in able if trials[i].score >= least)
     first = trials[place]
     needed = needed_centers(fits[place], least)
-    reasons = [
+    reasons.insert(
+        0,
         f"S = {top.S} explains held-out points best ({top.score:.4g} +- {top.error:.2g} per point); "
-        f"S = {first.S} is the smallest within one standard error ({first.score:.4g})"
-    ]
+        f"S = {first.S} is the smallest within one standard error ({first.score:.4g})",
+    )
     recommended = min(first.S, needed)
     if needed < first.S:
         reasons.append(f"{needed} of its {first.S} centers explain them as well: the others are copies or unused")
     structure = recommended > 1
     if not structure:
         reasons.append("one center explains held-out points as well as several")
-    elif first.agreement is None:
-        reasons.append("only one seed got there, so whether seeds agree on who belongs together is not known: try more")
-    elif first.agreement < STABLE:
+    elif (agreement := first.stability if first.agreement is None else first.agreement) is None:
+        reasons.append("there is one seed, so whether seeds agree on who belongs together is not known: try more")
+    elif agreement < STABLE:
         structure, recommended = False, 1
+        alone = "; only one seed got there: try more" if first.agreement is None else ""
         reasons.append(
-            f"seeds do not agree on who belongs together (adjusted Rand index {first.agreement:.2f}, below {STABLE})"
+            f"seeds do not agree on who belongs together (adjusted Rand index {agreement:.2f}, below {STABLE}){alone}"
         )
     else:
         reasons.append(
             f"{first.arrived} of {len(seeds)} seeds got there and agree on who belongs together "
-            f"(adjusted Rand index {first.agreement:.2f})"
+            f"(adjusted Rand index {agreement:.2f})"
         )
     if structure:
         use = ", ".join(f"{100 * u:.0f} %" for u in first.use[:recommended])
@@ -249,3 +269,19 @@ def decide(
         label, algorithm, tuple(seeds), lr, tuple(trials), top.S, first.S, needed, recommended, structure,
         tuple(reasons),
     )  # fmt: skip
+
+
+def _is_candidate(trial: CountTrial, fit: MixtureFit, one: MixtureFit, reasons: list[str]) -> bool:
+    """Return whether a number of centers may be recommended; append why not to the reasons."""
+    if trial.settled is False:
+        reasons.append(f"S = {trial.S} still improved when its run ended, so it is left out: give it more rounds")
+        return False
+    gains = fit.held_out_likelihood() - one.held_out_likelihood()  # of each client, on the same points
+    gain = float(gains.mean())
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
+    if gain > SURE * error:
+        return True
+    reasons.append(
+        f"S = {trial.S} is not surely better than one center ({gain:.3g} +- {error:.2g} per point and client)"
+    )
+    return False

@@ -25,6 +25,7 @@ from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from fedsoft.storage.toml import toml
 from fedsoft.studies.eta import Eta, RoundLog, interleaved
+from fedsoft.training.records import RoundRecord
 
 
 class Ended(Enum):
@@ -80,17 +81,18 @@ class ProcessPool:
 
     Arguments:
         out: the folder that holds the runs; each is named after its content.
-        jobs: processes, each with a run of its own; 0: one per core.
+        jobs: processes, each with a run of its own; 0: one per core; None: no other process, one run after the other
+            in this one.
         options: how each run is carried out; cores and `memory` are shared evenly by the processes, `workers` is for
             each of them.
         on_progress: called now and then.
     """
 
     def __init__(
-        self, out: Path, jobs: int = 1, options: RunOptions | None = None,
+        self, out: Path, jobs: int | None = 1, options: RunOptions | None = None,
         on_progress: Callable[[Progress], object] = id,
     ) -> None:  # fmt: skip
-        self.out, self.jobs = out, processes(jobs)
+        self.out, self.jobs, self.here = out, 1 if jobs is None else processes(jobs), jobs is None
         self.options = RunOptions() if options is None else options
         self.on_progress = on_progress
         self.ended = self.rounds = 0  # in earlier calls
@@ -112,7 +114,8 @@ class ProcessPool:
         missing = {path: spec for path, spec in wanted.items() if not _is_finished(path)}
         missing = interleaved(missing) if expected is None else missing
         options = even_share(min(self.jobs, max(1, len(wanted) + more)), self.options)
-        workers = _Workers(options, _Watch(self, wanted, missing, more, later, Eta(self.jobs, expected)))
+        watch = _Watch(self, wanted, missing, more, later, Eta(self.jobs, expected))
+        workers = _Here(options, watch) if self.here else _Workers(options, watch)
         try:
             with _raises_interrupt(signal.SIGTERM):
                 endings = workers.run(missing, self.jobs)
@@ -226,6 +229,31 @@ class _Workers:
         return endings
 
 
+class _Here:
+    """Runs specs one after the other in this process."""
+
+    def __init__(self, options: RunOptions, watch: _Watch) -> None:
+        self.options, self.watch = options, watch
+
+    def run(self, specs: dict[Path, RunSpec], jobs: int) -> dict[Path, Ending]:
+        """Return how each run ended. On an interrupt the run finishes its round and is saved."""
+        endings: dict[Path, Ending] = {}
+        self.watch.report([*specs])
+        for path, spec in specs.items():
+            left = [one for one in specs if one not in endings]
+            options = replace(self.options, on_round=lambda record, left=left: self._on_round(record, left))
+            endings[path] = _carry_out(spec, path, options)
+            if endings[path].how is Ended.STOPPED:
+                break
+            self.watch.report([one for one in specs if one not in endings])
+        return endings
+
+    def _on_round(self, record: RoundRecord, left: Sequence[Path]) -> None:
+        self.watch.report(left)
+        if self.options.on_round is not None:
+            self.options.on_round(record)
+
+
 @contextlib.contextmanager
 def _raises_interrupt(number: signal.Signals) -> Iterator[None]:
     """Make a signal end everything as Ctrl-C does."""
@@ -258,11 +286,15 @@ def _prepare(stop: Event, parent: int) -> None:
 
 
 def _work(text: str, label: str, allow: list[str], path: Path, options: RunOptions) -> Ending:
+    spec = RunSpec.from_dict(toml(text), label, allow=allow, saved=options.given is not None)
+    return _carry_out(spec, path, replace(options, should_stop=_should_stop))
+
+
+def _carry_out(spec: RunSpec, path: Path, options: RunOptions) -> Ending:
     from fedsoft.studies.launch import launch
 
     try:
-        spec = RunSpec.from_dict(toml(text), label, allow=allow)
-        _, finished = launch(spec, path, replace(options, should_stop=_should_stop))
+        _, finished = launch(spec, path, options)
     except DivergedError as error:
         return Ending(Ended.DIVERGED, str(error))
     except FedsoftError as error:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from fedsoft.clusters.collapse import COPY, unused
+from fedsoft.evaluation.remarks import remarks_on
+from fedsoft.evaluation.scores import Scores
 from fedsoft.safety.exclusions import Exclusion, Reason
 from fedsoft.training.records import RoundRecord
 
@@ -26,6 +28,7 @@ class Kind(StrEnum):
     SILENCE = "no answers"
     EXCLUDED = "excluded clients"
     DRIFT = "changed mixtures"
+    SCORES = "scores"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ def capital(text: str) -> str:
 def warnings(records: Sequence[RoundRecord]) -> list[Notice]:
     """Return what is wrong with a run: nobody answers, or centers have collapsed."""
     return [*silence(records), *collapse(records)]
+
+
+def of_scores(scores: Scores) -> list[Notice]:
+    """Return what to keep in mind when reading the scores of a run; see `evaluation.remarks`."""
+    return [Notice(Kind.SCORES, remark.subject, remark.text) for remark in remarks_on(scores)]
 
 
 # --- centers ----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def as_model(model: Any, federation: Federation) -> Model:
         model = module(factory=model)  # a function that makes a network
     elif not callable(model) and not isinstance(model, Model):
         raise InputError(f"model = {model!r} is not allowed: should be one of fedsoft.models, or a torch.nn.Module")
-    x, y = _few_points(federation)
+    x, y = few_points(federation)
     built: Any = model if isinstance(model, Model) else _built(model, federation.shape, x)
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
@@ -132,7 +132,7 @@ def _draws_are_equal(model: Model) -> bool:
 
 def _check_predictions(model: Model, federation: Federation, metrics: Sequence[ClientMetric]) -> None:
     """Raise where named metrics cannot be computed of what this model predicts."""
-    x, y = _few_points(federation)
+    x, y = few_points(federation)
     with torch.no_grad():
         found = model.predict(model.outputs(model.draw(generator(0, "try"))[None], x[None]))[0]
     wanted = [len(y), federation.shape.outputs] if federation.shape.task == "classification" else list(y.shape)
@@ -157,7 +157,7 @@ def _backend(backend: str, device: str) -> str:
     return "stacked" if backend == "auto" and device != "cpu" else backend
 
 
-def _few_points(federation: Federation) -> tuple[Tensor, Tensor]:
+def few_points(federation: Federation) -> tuple[Tensor, Tensor]:
     """Return points to try a model on.
 
     Of the client that has most: one point does not tell a mean over points from a value for each. Beside them those
@@ -187,7 +187,7 @@ def check_device(device: str) -> None:
 
 def _try_out(training: Training, federation: Federation) -> None:
     """Solve one tiny problem, so that what cannot work is said before a run begins."""
-    data, solver = ClientData.concat([_few_points(federation)]), training.solver
+    data, solver = ClientData.concat([few_points(federation)]), training.solver
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: [generator(0, "try")])
     with torch.no_grad():

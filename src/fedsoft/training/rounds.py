@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from fedsoft.evaluation.scores import CenterView, center_usage
 from fedsoft.machine.threads import one_thread
 from fedsoft.training.records import RoundRecord
 
-ABSURD = 1e6  # times the error after the first round
+ABSURD = 1e6  # times the error of the centers as they were drawn
 PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
 MOST_NAMED = 20  # excluded clients that a record names; the others are counted
@@ -77,7 +78,7 @@ def play(
             new, notes = engine.algorithm.round(state, t, engine)
             seconds = round(time.perf_counter() - began, 6)
             known = _noted(engine, notes | engine.round_notes(), history[-1] if history else None)
-            state, changed = watch(new, state)
+            state, changed = watch(new, state, engine.sizes)
             if (u := state.mixture) is not None and u.shape[1] > 1:
                 known |= use_of(state.centers, u, engine.sizes)
             if last or t % score_every == 0:
@@ -85,7 +86,11 @@ def play(
             names = [federation.names[k] for k in changed]
             record = RoundRecord(round=t + 1, last=last, seconds=seconds, changed=names, **known)
             if engine.conditions.attack is None:  # what malicious clients do is no fault of the rate
-                _grown(engine, history, record)
+                before = next((errors for errors in map(_errors, history) if errors), None)
+                errors = _errors(record) or _on_all(engine, federation, state, wanted=last or not history)
+                if not history and errors:
+                    before = _on_all(engine, federation, engine.initial_state(), wanted=True)
+                _grown(engine, before, errors, record.round)
             history.append(record)
             yield state, record
 
@@ -117,19 +122,33 @@ def _scored(engine: Engine, federation: Federation, state: State, fractions: Ten
     return {"centers": view.centers, "weights": view.weights or [], "best": [best(column) for column in columns]}
 
 
-def _grown(engine: Engine, history: Sequence[RoundRecord], record: RoundRecord) -> None:
-    """Raise when the error of a center has grown beyond all bounds: it diverges, though its numbers are finite."""
-    first = next((errors for errors in map(_errors, history) if errors), [])
+def _grown(engine: Engine, before: Sequence[float] | None, errors: Sequence[float], t: int) -> None:
+    """Raise when the error of a center has grown beyond all bounds: it diverges, though its numbers are finite.
+
+    Arguments:
+        before: the errors of the centers as they were drawn, or after the first round; None where they are not known.
+        errors: those after round `t`.
+    """
+    first = [error for error in before or () if math.isfinite(error)]
     if engine.model.metric.higher_is_better or not first or not max(first) > 0:
         return
-    for s, error in enumerate(_errors(record)):
+    for s, error in enumerate(errors):
         if not error <= ABSURD * max(first):
             times = error / max(first)
             raise DivergedError(
-                f"the error of center {s} is {error:.3g} after round {record.round}, {times:.1g} times that of "
-                f"the first round: training diverged, {advice(engine.algorithm.rates)}; guard = 5 leaves out single "
-                "clients"
+                f"the error of center {s} is {error:.3g} after round {t}, {times:.1g} times that of "
+                f"{'the start' if t == 1 else 'the first round'}: training diverged, {advice(engine.algorithm.rates)}; "
+                "guard = 5 leaves out single clients"
             )
+
+
+def _on_all(engine: Engine, federation: Federation, state: State, *, wanted: bool) -> list[float]:
+    """The error of each center on the points of all clients, where that is `wanted`, and they are here."""
+    centers = state.centers
+    if not wanted or not len(centers) or not len(federation.train.x) or engine.model.metric.higher_is_better:
+        return []
+    u = centers.new_full((len(federation), len(centers)), 1 / len(centers))
+    return [use.on_all for use in center_usage(engine.model, centers, u, federation)]
 
 
 def _errors(record: RoundRecord) -> list[float]:

@@ -19,8 +19,11 @@ CARRIED = ("S", "K")  # settings of the preset's algorithm that another algorith
 
 
 def read(source: str, changes: Sequence[str] | None = None, *, fast: bool = False) -> RunSpec:
-    """Read the run of a preset or a TOML file, or its fast variant, and make changes of the form `key=value`."""
-    raw, label = _tables(source)
+    """Read the run of a preset or a TOML file, or its fast variant, and make changes of the form `key=value`.
+
+    Code that the file or the changes name may be imported: from beside the file, else from Python's path.
+    """
+    raw, label, folder = _tables(source)
     variant = raw.pop("fast", None)
     if fast:
         if variant is None:
@@ -31,12 +34,17 @@ def read(source: str, changes: Sequence[str] | None = None, *, fast: bool = Fals
     before = _table(raw.get("algorithm")).get("name")
     # Another name drops the settings of the old one, so names come first, in whatever order they were given.
     for change in sorted(changes or [], key=lambda change: not _names_a_part(change)):
-        _set(raw, change)
+        _set(raw, change, folder)
     if (now := _table(raw.get("algorithm")).get("name")) != before:
         label = f"{label}-{now}"  # as `compare` calls it
     if isinstance(raw.get("dataset"), dict):  # paths in --set are relative to the current folder
         raw["dataset"] |= _full_paths(Path(), raw["dataset"])
-    return RunSpec.from_dict(raw, label, allow=code_in(raw))
+    return RunSpec.from_dict(raw, label, allow=_consent(folder, code_in(raw)))
+
+
+def _consent(folder: Path | None, names: Sequence[str]) -> Sequence[str]:
+    """Return what the user allows by naming it, beside the file where there is one."""
+    return names if folder is None else plugins.beside(folder, names)
 
 
 def code_in(raw: Mapping[str, Any]) -> list[str]:
@@ -63,11 +71,11 @@ def _table(part: Any) -> dict[str, Any]:
 # --- presets and files ------------------------------------------------------------------------------------------------
 
 
-def _tables(source: str) -> tuple[dict[str, Any], str]:
-    """Return the tables of a preset or a file, and a label. Paths in a file are relative to it."""
+def _tables(source: str) -> tuple[dict[str, Any], str, Path | None]:
+    """Return the tables of a preset or a file, a label, and where a file's modules are. Paths are relative to it."""
     path = Path(source)
     if path.suffix != ".toml" and not path.is_file():
-        return toml(preset_text(source)), source
+        return toml(preset_text(source)), source, None
     try:
         raw = toml(read_text(path))
     except OSError as error:
@@ -79,7 +87,8 @@ def _tables(source: str) -> tuple[dict[str, Any], str]:
     for table in (raw, raw.get("fast")):
         if isinstance(table, dict) and isinstance(table.get("dataset"), dict):
             table["dataset"] |= _full_paths(path.parent, table["dataset"])
-    return raw, path.stem
+    is_run = (path.parent / "run.json").exists()  # a run's folder is data: what lies in it is not imported
+    return raw, path.stem, None if is_run else path.parent
 
 
 def _full_paths(folder: Path, dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +118,7 @@ def _fast(raw: dict[str, Any], variant: Any) -> dict[str, Any]:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-def _set(raw: dict[str, Any], change: str) -> None:
+def _set(raw: dict[str, Any], change: str, folder: Path | None) -> None:
     """Make one `key=value` change. `lam=0.1` is short for `algorithm.lam=0.1` where only one part has such a key."""
     key, equals, text = (part.strip() for part in change.partition("="))
     if not equals or not key:
@@ -123,20 +132,20 @@ def _set(raw: dict[str, Any], change: str) -> None:
         return
     part, dot, field = key.partition(".")
     if not dot:
-        part, field = _part_with(raw, key), key
+        part, field = _part_with(raw, key, folder), key
     if part == "privacy":
         table = raw.get(part)
         raw[part] = (table if isinstance(table, dict) else {}) | {field: value}
     elif part not in PARTS:
-        homes = [home for home in PARTS if home in raw and field in (*_settings_of(home, raw[home]), "name")]
+        homes = [home for home in PARTS if home in raw and field in (*_settings_of(home, raw[home], folder), "name")]
         raise unknown("key", key, [f"{home}.{field}" for home in homes] or [*PARTS, "privacy"])
     else:
-        raw[part] = _changed(part, _table(raw.get(part)), field, value)
+        raw[part] = _changed(part, _table(raw.get(part)), field, value, folder)
 
 
-def _part_with(raw: Mapping[str, Any], field: str) -> str:
+def _part_with(raw: Mapping[str, Any], field: str, folder: Path | None) -> str:
     """Return the part of a run that has this setting."""
-    known = {part: _settings_of(part, raw[part]) for part in PARTS if part in raw}
+    known = {part: _settings_of(part, raw[part], folder) for part in PARTS if part in raw}
     parts = [part for part, fields in known.items() if field in fields]
     if len(parts) > 1:
         raise InputError(f"--set '{field}' could be {' or '.join(f'{part}.{field}' for part in parts)}: say which")
@@ -145,23 +154,23 @@ def _part_with(raw: Mapping[str, Any], field: str) -> str:
     return parts[0]
 
 
-def _changed(part: str, table: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+def _changed(part: str, table: dict[str, Any], field: str, value: Any, folder: Path | None) -> dict[str, Any]:
     """Return the table of a part with another value; another name drops the settings."""
     if part == "partition" and isinstance(name := table.get("name"), str):
-        table["name"], short = parse_partition(name, allow=[name])
+        table["name"], short = parse_partition(name, allow=_consent(folder, [name]))
         table |= short
     if field != "name" or value == table.get("name"):
         return table | {field: value}
-    return {"name": value} | (carried(table, str(value), [str(value)]) if part == "algorithm" else {})
+    return {"name": value} | (carried(table, str(value), _consent(folder, [str(value)])) if part == "algorithm" else {})
 
 
 def _names_a_part(change: str) -> bool:
     return change.partition("=")[0].strip().removesuffix(".name") in PARTS
 
 
-def _settings_of(part: str, raw: Any) -> Collection[str]:
+def _settings_of(part: str, raw: Any, folder: Path | None) -> Collection[str]:
     """Return the settings of a part that the user names: that is consent to import it."""
     name = str(_table(raw).get("name", ""))
     if part == "partition":
-        name, _ = parse_partition(name, allow=[name])
-    return plugins.own_settings(PARTS[part], name, allow=[name])
+        name, _ = parse_partition(name, allow=_consent(folder, [name]))
+    return plugins.own_settings(PARTS[part], name, allow=_consent(folder, [name]))

@@ -1,0 +1,146 @@
+"""Networks as ONNX: the computation is traced once, and every model of the same networks is written with its weights.
+
+A network is traced with its weights as inputs, so that nothing of one model is folded into the graph. In each file they
+are constants, as everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsoft.errors import InputError
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+Kind = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True)
+class OnnxWriter:
+    """Writes networks as ONNX, and checks each in onnxruntime.
+
+    Arguments:
+        check: called with the name of a model, what onnxruntime predicts and what the network does; raises where they
+            differ.
+        traced: the computations so far, by names and shapes of their weights; None where one cannot be traced apart
+            from its weights.
+    """
+
+    check: Callable[[str, Tensor, Tensor], object]
+    traced: dict[Kind, Any] = field(default_factory=dict)
+
+    def content(self, name: str, network: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
+        """Return the whole computation for any number of points, as the content of a file.
+
+        `sample` holds a few points, by the names of the inputs.
+        """
+        for package in PACKAGES:
+            if importlib.util.find_spec(package) is None:
+                raise InputError(f"format = 'onnx' needs the package '{package}': pip install 'fedsoft[onnx]'")
+        weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
+        kind = tuple((key, tuple(value.shape), value.dtype) for key, value in weights.items())
+        if kind not in self.traced:
+            self.traced[kind] = _traced_apart(network.eval(), weights, sample)
+        graph = self.traced[kind]
+        made = _traced(name, network.eval(), sample) if graph is None else _with_weights(graph, weights, len(sample))
+        content: bytes = made.SerializeToString()
+        session = _session(content)
+        for count in (None, 1):
+            rows = {key: value[:count] for key, value in sample.items()}
+            found = session.run(None, {key: value.numpy() for key, value in rows.items()})[0]
+            self.check(name, torch.from_numpy(found), network(*rows.values()))
+        return content
+
+
+class _Apart(nn.Module):
+    """A network as a function of its inputs and its weights."""
+
+    def __init__(self, network: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.call = lambda weights, x: functional_call(network, weights, x)  # no child: it has no weights of its own
+
+    def forward(self, inputs: list[Tensor], weights: list[Tensor]) -> Tensor:
+        return self.call(dict(zip(self.names, weights, strict=True)), tuple(inputs))
+
+
+def _traced_apart(network: nn.Module, weights: Mapping[str, Tensor], sample: Mapping[str, Tensor]) -> Any | None:
+    """Return the computation with all weights as further inputs; None where the network cannot be traced so."""
+    further = {f"w.{name}": value for name, value in weights.items()}  # no name of an input has a dot
+    names = [*sample, *further]
+    shapes = ([_any_number() for _ in sample], [None] * len(further))
+    given = ([*sample.values()], [*further.values()])
+    try:
+        made = _export(_Apart(network, [*weights]), given, names, shapes)
+    except Exception:  # whatever a user's network raises: it is traced with its weights, which says what is wrong
+        return None
+    return made if [one.name for one in made.graph.input] == names else None
+
+
+def _traced(name: str, network: nn.Module, sample: Mapping[str, Tensor]) -> Any:
+    try:
+        return _export(network, tuple(sample.values()), [*sample], (tuple(_any_number() for _ in sample),))
+    except Exception as error:  # a user's network may raise anything
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{name} cannot be written as onnx ({type(error).__name__}: {reason[:200]})") from None
+
+
+def _any_number() -> dict[int, Any]:
+    """Return the shape of an input for any number of points."""
+    return {0: torch.export.Dim("points")}
+
+
+def _export(network: nn.Module, inputs: tuple[Any, ...], names: list[str], shapes: tuple[Any, ...]) -> Any:
+    """Return the graph of a network."""
+    with _quiet():
+        program = torch.onnx.export(
+            network, inputs, dynamo=True, input_names=names, output_names=["prediction"], dynamic_shapes=shapes,
+            verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    return program.model_proto
+
+
+def _with_weights(graph: Any, weights: Mapping[str, Tensor], inputs: int) -> Any:
+    """Return the computation of so many inputs with weights as constants."""
+    import onnx
+
+    made = onnx.ModelProto()
+    made.CopyFrom(graph)
+    used = {name for node in made.graph.node for name in node.input}
+    del made.graph.input[inputs:]
+    for name, value in weights.items():
+        if f"w.{name}" in used:
+            made.graph.initializer.append(onnx.numpy_helper.from_array(value.contiguous().numpy(), f"w.{name}"))
+    return made
+
+
+def _session(content: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 3, 1, 1
+    return onnxruntime.InferenceSession(content, options)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch about its own changes, and about every library that is not installed."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
