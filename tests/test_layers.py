@@ -17,8 +17,8 @@ FLAT = ("escape", "errors", "settings", "plugins", "seeds")  # modules that are 
 # From the ground up. A module may import from its own room, and from what stands before it.
 ORDER = [
     *FLAT, "machine", "storage", "core", "networks", "data", "partitions", "models", "datasets", "solvers", "clusters",
-    "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training", "runs",
-    "exports", "flower", "studies", "theory", "reports", "paper", "cli",
+    "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training", "callbacks",
+    "runs", "exports", "flower", "studies", "theory", "reports", "paper", "cli",
 ]  # fmt: skip
 
 

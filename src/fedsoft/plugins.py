@@ -27,6 +27,8 @@ PARTS = {
     "aggregator": "aggregators", "attack": "attacks",
 }  # fmt: skip
 """The parts of a run, and what kind of plugin each is."""
+PASSED = "python:object"
+"""Stands for a part that was passed as an object in Python and has no name: it is never imported."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
 GIVEN_BY_RUN = {"datasets": ("seed", "partition")}
@@ -65,6 +67,11 @@ def imported(name: str, allow: Collection[str]) -> Any:
     """Import what `package.module:name` names, if this very name is allowed."""
     if not is_code(name):
         raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
+    if name == PASSED:
+        raise InputError(
+            "a part of this run was passed as an object in Python, and no name says what it was: load it there, "
+            "fs.load(path, model=...) for a network (see docs/runs.md)"
+        )
     if name not in allow:
         raise ConsentError(name)
     module, _, attribute = name.partition(":")

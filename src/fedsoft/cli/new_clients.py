@@ -66,8 +66,8 @@ class SavedRun:
 
     def load(self, *, measured: bool = False) -> Loaded:
         """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
-        from fedsoft.runs.execute import load
         from fedsoft.runs.find import find_run
+        from fedsoft.runs.load import load
 
         folder, allow = find_run(self.runs_dir, self.name), self.allow or ()
         with err.status(f"loading {folder.name} ..."):

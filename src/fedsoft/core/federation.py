@@ -116,7 +116,10 @@ class Federation:
         """Return the same with every column of the inputs at mean 0 and std 1 over all training points."""
         if self.train.x.dtype == torch.uint8:
             raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
-        scale = Scale.of(self.train.x)
+        return self.scaled(Scale.of(self.train.x))
+
+    def scaled(self, scale: Scale) -> Federation:
+        """Return the same with its inputs scaled so, which were not scaled before."""
         train, held_out = (replace(data, x=scale(data.x)) for data in (self.train, self.held_out))
         return replace(self, train=train, held_out=held_out, scale=scale)
 

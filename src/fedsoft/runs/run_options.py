@@ -12,13 +12,14 @@ import torch
 
 from fedsoft import plugins
 from fedsoft.core.federation import Federation
+from fedsoft.core.scaling import Scale
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError, SettingError
 from fedsoft.machine.threads import one_thread
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.conditions import Conditions
 from fedsoft.settings import renamed
-from fedsoft.training import Execution, Recipe, prepare
+from fedsoft.training import Execution, FitOptions, Limit, Plan, Recipe, prepare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +41,35 @@ class RunOptions(Execution):
     signals: bool = True
 
 
-def federation_of(spec: RunSpec) -> Federation:
-    """Return the federation that a spec describes."""
+def federation_of(spec: RunSpec, scale: Scale | None = None) -> Federation:
+    """Return the federation that a spec describes; `scale`: of its inputs, in place of one of its own."""
     extra: dict[str, Any] = {}
     dataset = _dataset(spec)
     if "seed" in plugins.parameters(dataset):
         extra["seed"] = spec.seed if spec.data_seed is None else spec.data_seed
     if spec.partition is not None:
         extra["partition"] = _built(spec, "partition")
+    if scale is not None and "standardize" in spec.dataset.settings:
+        extra["standardize"] = False
     with renamed(owners(spec)):
-        federation: Federation = dataset(**spec.dataset.settings, **extra)
+        federation: Federation = dataset(**spec.dataset.settings | extra)
+    if scale is not None:
+        federation = federation.scaled(scale)
     return federation if spec.source is None else federation.only(spec.source)
 
 
-def build(spec: RunSpec, options: RunOptions) -> tuple[Federation, Engine]:
+Given = Mapping[str, Any]
+"""Parts of a run that were passed as objects in Python, by their keys."""
+
+
+def build(
+    spec: RunSpec, options: RunOptions, given: Given | None = None, scale: Scale | None = None
+) -> tuple[Federation, Engine]:
     """Return the federation and the engine that a spec describes."""
-    federation = federation_of(spec if options.data is None else _moved(spec, options.data))
+    federation = federation_of(spec if options.data is None else moved(spec, options.data), scale)
     if isinstance(options.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
-    return federation, build_engine(spec, options, federation)
+    return federation, build_engine(spec, options, federation, given)
 
 
 def check(specs: Mapping[str, RunSpec]) -> None:
@@ -82,17 +93,20 @@ def check_start(spec: RunSpec, engine: Engine) -> None:
 
 def owners(spec: RunSpec) -> dict[str, str]:
     """Return the parts of a run by their names in Python, for `renamed`."""
-    named = {key: part.name for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
+    parts = {key: part for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
+    named = {key: part.name for key, part in parts.items() if part.name != plugins.PASSED}
     return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in named.items()}
 
 
-def _built(spec: RunSpec, key: str) -> Any:
-    """Build a part of a run, if it has it."""
+def _built(spec: RunSpec, key: str, given: Given | None = None) -> Any:
+    """Build a part of a run, if it has it and if it is not given."""
+    if given is not None and key in given:
+        return given[key]
     part = getattr(spec, key)
     return None if part is None else plugins.build(plugins.PARTS[key], part.name, part.settings, spec.allow)
 
 
-def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> Engine:
+def build_engine(spec: RunSpec, options: RunOptions, federation: Federation, given: Given | None = None) -> Engine:
     """Return the engine that a spec describes, for these clients."""
     if federation.scale is not None and spec.privacy is not None and spec.privacy.hides:
         raise SettingError(
@@ -101,18 +115,29 @@ def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> 
             "at them", "with [privacy]",
         )  # fmt: skip
     with renamed(owners(spec)):
-        recipe = Recipe(
-            _built(spec, "algorithm"), _built(spec, "model"), _built(spec, "solver"), spec.seed, spec.dtype,
-            metrics=spec.metrics,
-        )  # fmt: skip
-        conditions = Conditions(
-            dropout=spec.dropout, attack=_built(spec, "attack"), aggregator=_built(spec, "aggregator"),
-            guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy,
-        )  # fmt: skip
-        return prepare(recipe, federation, conditions, options)
+        plan = plan_of(spec, options, given)
+        return prepare(plan.recipe, federation, plan.conditions, options)
 
 
-def _moved(spec: RunSpec, data: Path) -> RunSpec:
+def plan_of(spec: RunSpec, options: RunOptions, given: Given | None = None) -> Plan:
+    """Return what a spec says as `fit` takes it."""
+    found = {key: _built(spec, key, given) for key in ("algorithm", "model", "solver", "attack", "aggregator")}
+    recipe = Recipe(
+        found["algorithm"], found["model"], found["solver"], spec.seed, spec.dtype, metrics=spec.metrics
+    )  # fmt: skip
+    conditions = Conditions(
+        dropout=spec.dropout, attack=found["attack"], aggregator=found["aggregator"], guard=spec.guard,
+        diverged=spec.diverged, privacy=spec.privacy,
+    )  # fmt: skip
+    how = FitOptions(
+        device=options.device, chunk=options.chunk, workers=options.workers, memory=options.memory,
+        engine=options.engine, address=options.address, dtype=spec.dtype, metrics=spec.metrics,
+        score_every=spec.score_every,
+    )  # fmt: skip
+    return Plan(recipe, conditions, how, Limit(spec.rounds, spec.work, spec.bytes))
+
+
+def moved(spec: RunSpec, data: Path) -> RunSpec:
     """Return the run with its files elsewhere. They must still be those that it began with, see `check_data`."""
     known = [key for key in PATHS if key in plugins.parameters(_dataset(spec))]
     if not known:

@@ -189,7 +189,7 @@ class _Workers:
 
     def __init__(self, options: RunOptions, watch: _Watch) -> None:
         # What is called in this process does not go to another one.
-        self.options = replace(options, on_round=None, should_stop=bool, signals=False, say=RunOptions.say)
+        self.options = replace(options, callbacks=(), should_stop=bool, signals=False, say=RunOptions.say)
         self.watch = watch
         self.context = multiprocessing.get_context("spawn")  # torch does not support fork
         self.stop = self.context.Event()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedsoft.core.client_metrics import MetricChoice
 from fedsoft.engine.base import Factory
 from fedsoft.engine.resources import Resources
-from fedsoft.training.records import RoundRecord
+from fedsoft.training.callbacks.base import Callback, Listener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,8 @@ class Execution:
             What does not fit is kept on disk. Results do not depend on it.
         engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or a `Factory`.
         address: of the cluster, for engines that have one.
-        on_round: called with the record of every round.
+        callbacks: what looks at the run while it is trained, see `fedsoft.callbacks`; a function is called with the
+            record of every round.
     """
 
     device: str = "cpu"
@@ -33,7 +34,7 @@ class Execution:
     memory: int | str | None = None
     engine: str | Factory = "local"
     address: str | None = None
-    on_round: Callable[[RoundRecord], object] | None = None
+    callbacks: Sequence[Callback | Listener] = ()
 
     @property
     def resources(self) -> Resources:
@@ -52,9 +53,11 @@ class FitOptions(Execution):
         metrics: what to score by, beside the loss's own metric: names, or functions (y, prediction) -> number by name;
             see docs/metrics.md.
         score_every: score the centers on the test sets after every so many rounds only: it may cost more than training.
+        progress: whether to show how far it is; default: in a terminal and in a notebook, after two seconds.
     """
 
     dtype: Literal["float32", "float64"] = "float32"
     backend: str = "auto"
     metrics: MetricChoice | None = None
     score_every: int = 1
+    progress: bool | None = None

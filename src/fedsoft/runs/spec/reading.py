@@ -15,12 +15,18 @@ from fedsoft.runs.spec.run_spec import KEYS, PATHS, SOLVER, RunSpec
 from fedsoft.storage.files import read_text
 from fedsoft.storage.toml import toml
 
+TABLES = ("privacy", "early_stopping")  # of settings that are no parts
 CARRIED = ("S", "K")  # settings of the preset's algorithm that another algorithm takes over
 
 
 def read(source: str, changes: Sequence[str] | None = None, *, fast: bool = False) -> RunSpec:
     """Read the run of a preset or a TOML file, or its fast variant, and make changes of the form `key=value`."""
     raw, label = _tables(source)
+    if "parent" in raw:
+        raise InputError(
+            f"parent = {raw['parent']!r} is not allowed in '{source}': a run goes on with other clients by "
+            "'fedsoft resume RUN --join'"
+        )
     variant = raw.pop("fast", None)
     if fast:
         if variant is None:
@@ -124,12 +130,12 @@ def _set(raw: dict[str, Any], change: str) -> None:
     part, dot, field = key.partition(".")
     if not dot:
         part, field = _part_with(raw, key), key
-    if part == "privacy":
+    if part in TABLES:
         table = raw.get(part)
         raw[part] = (table if isinstance(table, dict) else {}) | {field: value}
     elif part not in PARTS:
         homes = [home for home in PARTS if home in raw and field in (*_settings_of(home, raw[home]), "name")]
-        raise unknown("key", key, [f"{home}.{field}" for home in homes] or [*PARTS, "privacy"])
+        raise unknown("key", key, [f"{home}.{field}" for home in homes] or [*PARTS, *TABLES])
     else:
         raw[part] = _changed(part, _table(raw.get(part)), field, value)
 
