@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedsoft.core.contract import Algorithm
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Builder, Model
-from fedsoft.errors import InputError, StoreError
+from fedsoft.errors import CallbackError, InputError, StoreError
 from fedsoft.runs.checkpoints import Checkpoint
 from fedsoft.runs.data_summary import DataSummary
 from fedsoft.runs.folder import Begun, RunFolder
@@ -75,7 +76,8 @@ class Run(training.Run):
         if self.plan is None:
             raise InputError("this run was not made by fit or load: it is not known how to play it on")
         plan = self.plan.until(rounds, options)
-        return Run.of(training.extend(plan, self, federation), plan)
+        with _kept(plan):
+            return Run.of(training.extend(plan, self, federation), plan)
 
     def _spec(self, label: str) -> RunSpec:
         if self.spec is not None:
@@ -99,7 +101,18 @@ def fit(
     plan = Plan.of(
         algorithm, model, rounds=rounds, solver=solver, seed=seed, conditions=conditions, options=options
     )  # fmt: skip
-    return Run.of(training.train(plan, federation), plan)
+    with _kept(plan):
+        return Run.of(training.train(plan, federation), plan)
+
+
+@contextlib.contextmanager
+def _kept(plan: Plan) -> Iterator[None]:
+    """Let the error of a callback hold a run that can be saved and played on."""
+    try:
+        yield
+    except CallbackError as error:
+        error.run = None if error.run is None else Run.of(error.run, plan)
+        raise
 
 
 fit.__doc__ = training.fit.__doc__
