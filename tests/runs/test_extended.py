@@ -327,7 +327,7 @@ def test_early_stopping_by_name_resumes_to_the_same_bits(tmp_path: Path) -> None
     assert same_models(fit, loaded)
     assert (loaded.at, loaded.rounds, loaded.ended_by) == (fit.at, fit.rounds, fit.ended_by)
     assert loaded.scores() == fit.scores()
-    stop = True
+    stop, finished = True, False
     for _ in range(len(records) + 1):
         _, finished = execute(chosen, tmp_path / "stopped", RunOptions(workers=1, should_stop=lambda: stop))
     resumed = RunFolder.open(tmp_path / "stopped")

@@ -67,7 +67,8 @@ def test_what_is_loaded_predicts_the_same(kind: str, tmp_path: Path) -> None:
     assert spec.dataset.settings == {"fingerprint": made.federation.fingerprint}
     loaded = fs.load(tmp_path / "kept", **given)
     x, y = np.linspace(-2, 2, 15).reshape(5, 3), ["yes", "no", "no", "yes", "yes"]
-    for who in ({"center": 0}, {"center": 1}, {"client": "c3"}):
+    whose: list[dict[str, Any]] = [{"center": 0}, {"center": 1}, {"client": "c3"}]
+    for who in whose:
         assert torch.equal(made.predict(x, **who), loaded.predict(x, **who))
     assert loaded.scores() == made.scores()
     assert loaded.history == made.history

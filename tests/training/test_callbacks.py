@@ -122,6 +122,20 @@ def test_a_callback_that_raises_loses_nothing(when: str, words: str, rounds: int
     assert told.heard[-1] == "closed"
 
 
+class Keeps(Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_round(self, run: fs.Run, record: RoundRecord) -> None:
+        run.save(self.folder / str(record.round))
+
+
+def test_a_callback_may_save_the_run(tmp_path: Path) -> None:
+    run = fitted(Keeps(tmp_path), rounds=3)
+    assert same_models(fs.load(tmp_path / "2"), fitted(rounds=2))
+    assert same_models(fs.load(tmp_path / "3"), run)
+
+
 class Stuck(Callback):
     def close(self) -> None:
         raise OSError("disk full")
@@ -342,7 +356,9 @@ def test_mlflow_has_them_too_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(fs.CallbackError):
         run.extend(4, options=fs.FitOptions(callbacks=[MLflow("first", uri=uri), Breaks("round")], workers=1))
     client = MlflowClient(tracking_uri=uri)
-    (only,) = client.search_runs([client.get_experiment_by_name("fedsoft").experiment_id])
+    experiment = client.get_experiment_by_name("fedsoft")
+    assert experiment is not None
+    (only,) = client.search_runs([experiment.experiment_id])
     steps = {one.step: one.value for one in client.get_metric_history(only.info.run_id, "cost/gradients")}
     assert steps == dict.fromkeys((1, 2, 3), run.history[0].gradients)
     assert only.data.params["algorithm.S"] == "2"

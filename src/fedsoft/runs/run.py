@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -14,7 +14,7 @@ from fedsoft.core.contract import Algorithm
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Builder, Model
-from fedsoft.errors import CallbackError, InputError, StoreError
+from fedsoft.errors import InputError, StoreError
 from fedsoft.runs.checkpoints import Checkpoint
 from fedsoft.runs.data_summary import DataSummary
 from fedsoft.runs.folder import Begun, RunFolder
@@ -36,10 +36,6 @@ class Run(training.Run):
 
     plan: Plan | None = None
     spec: RunSpec | None = None
-
-    @staticmethod
-    def of(run: training.Run, plan: Plan, spec: RunSpec | None = None) -> Run:
-        return Run(**vars(run), plan=plan, spec=spec)
 
     def save(self, folder: str | Path) -> Path:
         """Save the run to a new folder, whole or not at all; `load` gives the same predictions.
@@ -76,8 +72,7 @@ class Run(training.Run):
         if self.plan is None:
             raise InputError("this run was not made by fit or load: it is not known how to play it on")
         plan = self.plan.until(rounds, options)
-        with _kept(plan):
-            return Run.of(training.extend(plan, self, federation), plan)
+        return training.extend(plan, self, federation, partial(Run, plan=plan))
 
     def _spec(self, label: str) -> RunSpec:
         if self.spec is not None:
@@ -101,18 +96,7 @@ def fit(
     plan = Plan.of(
         algorithm, model, rounds=rounds, solver=solver, seed=seed, conditions=conditions, options=options
     )  # fmt: skip
-    with _kept(plan):
-        return Run.of(training.train(plan, federation), plan)
-
-
-@contextlib.contextmanager
-def _kept(plan: Plan) -> Iterator[None]:
-    """Let the error of a callback hold a run that can be saved and played on."""
-    try:
-        yield
-    except CallbackError as error:
-        error.run = None if error.run is None else Run.of(error.run, plan)
-        raise
+    return training.train(plan, federation, partial(Run, plan=plan))
 
 
 fit.__doc__ = training.fit.__doc__

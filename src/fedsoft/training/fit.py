@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from fedsoft.training.run import Run
 from fedsoft.training.snapshot import Snapshot
 
 LOG = logging.getLogger("fedsoft")
+R = TypeVar("R", bound=Run)
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,18 @@ def fit(
     plan = Plan.of(
         algorithm, model, rounds=rounds, solver=solver, seed=seed, conditions=conditions, options=options
     )  # fmt: skip
-    return train(plan, federation)
+    return train(plan, federation, Run)
 
 
-def train(plan: Plan, federation: Federation) -> Run:
-    """Train by a plan from the first round on."""
+def train(plan: Plan, federation: Federation, make: Callable[..., R]) -> R:
+    """Train by a plan from the first round on; `make`: a kind of run, from its first four fields."""
     engine = plan.engine(federation)
     for remark in remarks(engine):
         LOG.warning(remark)
-    return _played(plan, federation, engine, Beginning(engine.start, []))
+    return _played(plan, make, federation, engine, Beginning(engine.start, []))
 
 
-def extend(plan: Plan, run: Run, federation: Federation | None = None) -> Run:
+def extend(plan: Plan, run: Run, federation: Federation | None, make: Callable[..., R]) -> R:
     """Play the rounds of a plan that a run lacks, perhaps with other clients; the run itself stays as it is.
 
     It goes on from `run.at_round`. Draws have names, so it ends in the same bits as a run that had these rounds from
@@ -113,7 +115,7 @@ def extend(plan: Plan, run: Run, federation: Federation | None = None) -> Run:
         with torch.no_grad(), one_thread():
             snapshot = snapshot.moved(run.federation.names, engine, after)
     before = [*run.history[: done - 1], *(replace(record, last=False) for record in run.history[done - 1 : done])]
-    return _played(plan, after, engine, Beginning(partial(snapshot.into, engine), before, change))
+    return _played(plan, make, after, engine, Beginning(partial(snapshot.into, engine), before, change))
 
 
 def watched(callbacks: Sequence[Callback | Listener]) -> list[Callback | Listener]:
@@ -125,12 +127,12 @@ def watched(callbacks: Sequence[Callback | Listener]) -> list[Callback | Listene
     return found
 
 
-def _played(plan: Plan, federation: Federation, engine: Engine, beginning: Beginning) -> Run:
+def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: Engine, beginning: Beginning) -> R:
     """Play the rounds that are left."""
     options, before = plan.options, beginning.history
     shown = [Progress()] if options.progress or (options.progress is None and Progress.is_wanted()) else []
     watch, restarts = Watch([*watched(options.callbacks), *shown]), Restarts(engine)
-    run: Run | None = None
+    run: R | None = None
     seen, told = len(before), set[tuple[Kind, str]]()
     try:
         while True:
@@ -138,7 +140,7 @@ def _played(plan: Plan, federation: Federation, engine: Engine, beginning: Begin
                 with torch.no_grad(), one_thread():
                     state = beginning.state()
                 if run is None:
-                    run = Run(federation, engine, state, list(before))
+                    run = make(federation, engine, state, list(before))
                     watch.start(run, plan.limit.rounds)
                 run.state, run.history = state, list(before)
                 rounds = play(

@@ -13,6 +13,9 @@ from fedsoft.training.run import Run
 
 LOG = logging.getLogger("fedsoft")
 
+Watched = Any
+"""A run: `fedsoft.Run`, which stands above this room. What is here may rely on `training.Run`."""
+
 Listener = Callable[[RoundRecord], object]
 """The short form of a callback: a function of the record of every round. What it returns is ignored."""
 
@@ -32,16 +35,16 @@ class Callback:
         model's own."""
         return ()
 
-    def on_start(self, run: Run, rounds: int) -> bool | None:
+    def on_start(self, run: Watched, rounds: int) -> bool | None:
         """Do something before the first round that is played now, of `rounds` in all.
 
         The records of rounds that were played before are in `run.history`. True ends the run at once.
         """
 
-    def on_round(self, run: Run, record: RoundRecord) -> bool | None:
+    def on_round(self, run: Watched, record: RoundRecord) -> bool | None:
         """Do something after a round, whose record is the last of `run.history`. True ends the run here."""
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: Watched) -> None:
         """Do something once no round is left to play; not after an error, nor where the run is to be resumed."""
 
     def close(self) -> None:
@@ -54,7 +57,7 @@ class _Heard(Callback):
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
-    def on_round(self, run: Run, record: RoundRecord) -> None:
+    def on_round(self, run: Watched, record: RoundRecord) -> None:
         self.listener(record)
 
 
