@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Examples:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4   |   "
+    epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4\n\n"
     "fedsoft run synthetic-10-90 --set early_stopping.patience=5 --log tensorboard"
 )
 @grouped
@@ -74,7 +74,7 @@ def run(
 
 
 @app.command(
-    epilog="Examples:  fedsoft resume synthetic-10-90-s0   |   fedsoft resume synthetic-10-90-s0 --rounds 100   |   "
+    epilog="Example:  fedsoft resume synthetic-10-90-s0\n\nfedsoft resume synthetic-10-90-s0 --rounds 100\n\n"
     "fedsoft resume hospitals-s0 --join --data hospitals/ --rounds 100"
 )
 @grouped
