@@ -359,6 +359,19 @@ def test_early_stopping_and_logs_on_the_command_line(run: Any, tmp_path: Path) -
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
+def test_clients_at_nodes_are_not_watched(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    (tmp_path / "own.toml").write_text(spec(3).to_toml())
+    for options, words in (
+        (("--set", "early_stopping.patience=2"), "early_stopping is not possible where clients are at nodes"),
+        (("--log", "tensorboard"), "callbacks such as TensorBoard look at the run itself"),
+    ):
+        code, _, err = run("run", "own.toml", "--engine", "flower", *options)
+        assert code == 2
+        assert words in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_callback_that_raises_leaves_a_run_to_resume(tmp_path: Path) -> None:
     whole, _ = execute(spec(5), tmp_path / "whole", ONE)
 
