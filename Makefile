@@ -23,7 +23,7 @@ $(CORE): pyproject.toml constraints.txt
 
 $(READY): $(CORE)
 	@echo "Installing extras and tools into $(VENV) (first time only, a few minutes) ..."
-	@$(PIP) -e '.[dev,flower,onnx,ray]'
+	@$(PIP) -e '.[dev,flower,mlflow,onnx,ray,tensorboard]'
 	@touch $@
 
 demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation

@@ -90,7 +90,7 @@ class Held:
 
 
 CONDITIONS = {"dropout", "attack", "aggregator", "guard", "diverged", "privacy"}
-OPTIONS = {"device", "chunk", "workers", "memory", "engine", "address", "on_round", "dtype", "backend", "score_every"}
+OPTIONS = {"device", "chunk", "workers", "memory", "engine", "address", "callbacks", "dtype", "backend", "score_every"}
 
 
 def trained(algorithm: Any, federation: Federation, model: Any, *, rounds: int, **settings: Any) -> Run:
@@ -136,6 +136,14 @@ def played(engine: LocalEngine, federation: Federation, rounds: int, **begun: An
     for run.state, record in play(engine, federation, state, [], Limit(rounds)):
         run.history.append(record)
     return run
+
+
+def same_models(one: Run, other: Run) -> bool:
+    """Whether server and clients know the same, to the bit."""
+    pairs = (
+        (one.state.tensors(), other.state.tensors()), (dict(one.engine.client_states), dict(other.engine.client_states))
+    )  # fmt: skip
+    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 
 def silent(who: Callable[[str, int, str], bool]) -> Dropouts:

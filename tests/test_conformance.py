@@ -167,7 +167,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> No
     raw["algorithm"] = {k: v for k, v in raw["algorithm"].items() if v is not None}
     whole, _ = execute(RunSpec.from_dict(raw), tmp_path / "whole", RunOptions())
 
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop_after(count: int) -> Callable[[RoundRecord], None]:
@@ -179,7 +179,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> No
 
     for count in (1, 3):
         with pytest.raises(Stop):
-            execute(RunSpec.from_dict(raw), tmp_path / "stopped", RunOptions(on_round=stop_after(count)))
+            execute(RunSpec.from_dict(raw), tmp_path / "stopped", RunOptions(callbacks=[stop_after(count)]))
     resumed, finished = execute(RunSpec.from_dict(raw), tmp_path / "stopped", RunOptions())
     assert finished
     assert (resumed.path / "state.safetensors").read_bytes() == (whole.path / "state.safetensors").read_bytes()

@@ -50,6 +50,21 @@ def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(names["run"], fs.Run)
 
 
+@pytest.mark.parametrize("name", ["runs.md", "callbacks.md"])
+def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks in order, as one session; every TOML block is a run."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    found = blocks(ROOT / "docs" / name, "python")
+    assert len(found) >= 2
+    for block in found:
+        exec(compile(block, name, "exec"), names)
+    for block in blocks(ROOT / "docs" / name, "toml"):
+        (tmp_path / "own.toml").write_text(block)
+        assert spec.read(str(tmp_path / "own.toml")).early_stopping is not None
+
+
 def test_the_toml_of_the_readme_is_a_run(tmp_path: Path) -> None:
     found = blocks(ROOT / "README.md", "toml")
     assert found

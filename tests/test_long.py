@@ -35,7 +35,7 @@ def test_memory_is_flat_over_two_thousand_rounds(tmp_path: Path) -> None:
     chosen = spec.read("synthetic-10-90", [*SMALL, f"rounds={ROUNDS}", "score_every=100"])
     tracemalloc.start()
     try:
-        folder, finished = execute(chosen, tmp_path / "run", RunOptions(workers=1, on_round=look))
+        folder, finished = execute(chosen, tmp_path / "run", RunOptions(workers=1, callbacks=[look]))
     finally:
         tracemalloc.stop()
     assert finished

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsoft import aggregators, algorithms, attacks, datasets, models, partitions, solvers
+    from fedsoft import aggregators, algorithms, attacks, callbacks, datasets, models, partitions, solvers
     from fedsoft.algorithms.apfl import APFL
     from fedsoft.algorithms.cfl import CFL
     from fedsoft.algorithms.ditto import Ditto
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.pfedme import pFedMe
     from fedsoft.core.federation import Federation
     from fedsoft.core.schedules import Schedule
-    from fedsoft.errors import DivergedError, FedsoftError, InputError, StoreError
+    from fedsoft.errors import CallbackError, DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exports.export import export
     from fedsoft.onboarding.new_clients import Adopted
     from fedsoft.reports.studies import StudyOptions, choose, compare, tune
-    from fedsoft.runs.execute import load
+    from fedsoft.runs.load import load
+    from fedsoft.runs.run import Run, fit
     from fedsoft.safety.conditions import Conditions
     from fedsoft.safety.privacy import Privacy
     from fedsoft.solvers.adam import Adam
@@ -47,17 +48,18 @@ if TYPE_CHECKING:
     from fedsoft.solvers.exact import Exact
     from fedsoft.solvers.sgd import SGD
     from fedsoft.solvers.torchoptimizer import TorchOptimizer
-    from fedsoft.training import FitOptions, Limit, Run, fit
+    from fedsoft.training import FitOptions, Limit
 
 __version__ = "0.1.0"
 
 # Loaded when first used: `fedsoft --help` should not wait for torch.
-_PACKAGES = ("aggregators", "algorithms", "attacks", "datasets", "models", "partitions", "solvers")
+_PACKAGES = ("aggregators", "algorithms", "attacks", "callbacks", "datasets", "models", "partitions", "solvers")
 _HOME = {
-    "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors", "StoreError": "errors",
-    "Federation": "core.federation", "Conditions": "safety.conditions", "Privacy": "safety.privacy",
-    "Run": "training", "fit": "training", "FitOptions": "training", "Limit": "training", "load": "runs.execute",
-    "export": "exports.export", "Adopted": "onboarding.new_clients", "Schedule": "core.schedules",
+    "CallbackError": "errors", "DivergedError": "errors", "FedsoftError": "errors", "InputError": "errors",
+    "StoreError": "errors", "Federation": "core.federation", "Conditions": "safety.conditions",
+    "Privacy": "safety.privacy", "Schedule": "core.schedules",
+    "Run": "runs.run", "fit": "runs.run", "FitOptions": "training", "Limit": "training", "load": "runs.load",
+    "export": "exports.export", "Adopted": "onboarding.new_clients",
     "StudyOptions": "reports.studies", "choose": "reports.studies", "compare": "reports.studies",
     "tune": "reports.studies",
 }  # fmt: skip
@@ -73,6 +75,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adopted",
+    "CallbackError",
     "Conditions",
     "Ditto",
     "DivergedError",
@@ -102,6 +105,7 @@ __all__ = [
     "aggregators",
     "algorithms",
     "attacks",
+    "callbacks",
     "choose",
     "compare",
     "datasets",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from typing_extensions import override
 
@@ -115,6 +116,27 @@ class StoreError(FedsoftError, OSError):
 
 class WorkerLost(FedsoftError):
     """A worker is gone, with the state of its clients. See `engine.base.Engine.restart_workers`."""
+
+
+class CallbackError(FedsoftError):
+    """A callback that raised. Nothing is lost: the run up to there is in `run`, or saved in its folder.
+
+    Arguments:
+        name: of the callback.
+        when: it was called.
+        error: what it raised.
+        run: the run up to there, where there is one in memory.
+    """
+
+    def __init__(self, name: str, when: str, error: Exception, run: Any = None) -> None:
+        self.name, self.when, self.error, self.run = name, when, error, run
+        self.kept = "the run up to there is in the error's attribute 'run'" if run is not None else ""
+
+    @property
+    @override
+    def text(self) -> str:
+        kept = f" ({self.kept})" if self.kept else ""
+        return f"callback {self.name} failed {self.when}: {type(self.error).__name__}: {self.error}{kept}"
 
 
 class DivergedError(FedsoftError, ArithmeticError):

@@ -35,6 +35,8 @@ PARTS = {
 """The parts of a run, and what kind of plugin each is."""
 PYTHON = "python"
 """The module in names of parts that were made in Python: nothing can be imported by such a name."""
+PASSED = "python:object"
+"""Stands for a part that was passed as an object in Python and has no name: it is never imported."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
 GIVEN_BY_RUN = {"datasets": ("seed", "partition")}
@@ -86,6 +88,11 @@ def imported(name: str, allow: Collection[str]) -> Any:
     """Import what `package.module:name` names, if this very name is allowed."""
     if not is_code(name):
         raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
+    if name == PASSED:
+        raise InputError(
+            "a part of this run was passed as an object in Python, and no name says what it was: load it there, "
+            "fs.load(path, model=...) for a network (see docs/runs.md)"
+        )
     if name.partition(":")[0] == PYTHON:
         raise InputError(f"'{name}' was made in Python, where alone it can be made again: go on with the run there")
     if not allows(allow, name):

@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import pydantic
@@ -112,6 +114,20 @@ def settings(cls: type[T]) -> type[T]:
     return made
 
 
+@dataclass(frozen=True)
+class MadeBy:
+    """How a function was made by another one, whose arguments are its settings."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    @staticmethod
+    def of(made: object) -> MadeBy | None:
+        """Return how it was made; None where that is not known."""
+        found = vars(made).get("made_by") if isinstance(made, FunctionType) else None
+        return found if isinstance(found, MadeBy) else None
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """Check the arguments of a function against its annotations, with errors of one sentence."""
     inner = pydantic.validate_call(config=CONFIG)(function)
@@ -120,8 +136,12 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return inner(*args, **kwargs)
+            made = inner(*args, **kwargs)
         except pydantic.ValidationError as error:
             raise sentence(error, function.__name__, known=known) from None
+        if isinstance(made, FunctionType) and MadeBy.of(made) is None:  # a run in Python is saved by it
+            arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+            vars(made)["made_by"] = MadeBy(call, arguments)
+        return made
 
     return call

@@ -110,11 +110,11 @@ def test_a_run_that_is_stopped_between_splits_resumes_to_the_same_bits(tmp_path:
 
     def stop(record: RoundRecord) -> None:
         if record.round == 3:
-            raise KeyError
+            raise KeyboardInterrupt
 
     whole, _ = execute(spec, tmp_path / "whole", RunOptions())
-    with pytest.raises(KeyError):
-        execute(spec, tmp_path / "stopped", RunOptions(on_round=stop))
+    with pytest.raises(KeyboardInterrupt):
+        execute(spec, tmp_path / "stopped", RunOptions(callbacks=[stop]))
     resumed, _ = execute(spec, tmp_path / "stopped", RunOptions())
     clusters = [len(record.centers) for record in whole.records()]
     assert 1 < clusters[3] < clusters[7]  # splits before the stop and after it

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 import fedsoft as fs
 from fedsoft.errors import InputError
 from fedsoft.exports.export import export
-from fedsoft.runs.execute import execute, load
+from fedsoft.runs.execute import execute
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from tests.cli.test_cli import run as run

@@ -96,7 +96,7 @@ def test_an_engine_whose_extra_is_not_installed_says_how_to(monkeypatch: pytest.
 
 def test_fit_goes_on_after_a_loss_to_the_same_bits_and_tells_each_round_once() -> None:
     told: list[int] = []
-    run = fitted(engine=fragile(1, 3, 3), on_round=lambda record: told.append(record.round))
+    run = fitted(engine=fragile(1, 3, 3), callbacks=[lambda record: told.append(record.round)])
     plain = fitted()
     assert isinstance(run.engine, Fragile)
     assert run.engine.restarted == 3

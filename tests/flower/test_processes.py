@@ -345,7 +345,7 @@ def test_a_node_that_lies_is_left_out_and_named(place: Place, tmp_path: Path) ->
 def test_a_run_may_start_a_federation_of_its_own(tmp_path: Path) -> None:
     """As `fedsoft run ... --engine flower` does. With chunks as they come, sums round differently in the last bits."""
     what, reported = spec(rounds=2), []
-    stage = RunOptions(engine="flower", workers=2, on_round=reported.append)
+    stage = RunOptions(engine="flower", workers=2, callbacks=[reported.append])
     folder, finished = launch(what, tmp_path / "far", stage)
     assert finished
     assert [record.round for record in reported] == [1, 2]

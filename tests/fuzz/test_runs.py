@@ -20,9 +20,10 @@ from fedsoft.core.contract import State
 from fedsoft.reports.run_loader import read
 from fedsoft.reports.tables import run_view, runs_table
 from fedsoft.runs import spec
-from fedsoft.runs.execute import execute, load
+from fedsoft.runs.execute import execute
 from fedsoft.runs.find import list_runs
 from fedsoft.runs.folder import Checkpoint, RunFolder
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.storage.tensorfile import KINDS, Saved, open_tensors
 from tests import helpers

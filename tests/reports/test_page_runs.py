@@ -21,8 +21,9 @@ from fedsoft.reports.page import Figure, Page, Table, Text, Verdict
 from fedsoft.reports.run_loader import read
 from fedsoft.reports.web_page import page_of, report
 from fedsoft.runs import spec
-from fedsoft.runs.execute import execute, load, place
+from fedsoft.runs.execute import execute, place
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.storage.atomic import write_folder
 from fedsoft.studies.compare import compare

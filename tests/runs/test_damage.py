@@ -45,7 +45,7 @@ def chosen() -> spec.RunSpec:
 def every_round() -> Any:
     """Saves after every round, however slow the disk is."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("fedsoft.runs.execute.SAVING_SHARE", float("inf"))
+    patch.setattr("fedsoft.runs.saving.SAVING_SHARE", float("inf"))
     yield
     patch.undo()
 
@@ -383,7 +383,7 @@ def wait(record):
     print("in round", record.round, flush=True)
     sys.stdin.read()
 
-execute(spec.read("synthetic-10-90", {SMALL!r}), Path({str(tmp_path / "run")!r}), RunOptions(on_round=wait, keep=2))
+execute(spec.read("synthetic-10-90", {SMALL!r}), Path({str(tmp_path / "run")!r}), RunOptions(callbacks=[wait], keep=2))
 """
     first = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -23,8 +23,9 @@ from fedsoft.errors import InputError, StoreError
 from fedsoft.reports.convergence import picture
 from fedsoft.reports.tables import run_view
 from fedsoft.runs import spec
-from fedsoft.runs.execute import execute, load, place
+from fedsoft.runs.execute import execute, place
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.training import RoundRecord
 from tests.helpers import logged
@@ -57,7 +58,7 @@ from fedsoft.runs.execute import execute
 from fedsoft.runs.spec import RunSpec
 import tomllib
 spec = RunSpec.from_dict(tomllib.loads({chosen.to_toml()!r}), {chosen.label!r})
-_, finished = execute(spec, Path({str(out)!r}), RunOptions(on_round=lambda record: time.sleep({pause})))
+_, finished = execute(spec, Path({str(out)!r}), RunOptions(callbacks=[lambda record: time.sleep({pause})]))
 print("finished" if finished else "stopped")
 """
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -156,7 +157,7 @@ def test_a_run_goes_on_with_other_workers_and_memory_in_the_same_bits(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(chosen, path, replace(stage, on_round=stop))
+        execute(chosen, path, replace(stage, callbacks=[stop]))
     assert not list(path.glob(".*"))
     folder, finished = execute(chosen, path, replace(stage, workers=1))
     assert finished
@@ -333,7 +334,7 @@ def test_a_diverged_run_says_so_and_is_not_played_again(tmp_path: Path) -> None:
     assert folder.diverged == str(first.value)
     played: list[Any] = []
     with pytest.raises(fs.DivergedError) as second:
-        execute(chosen, path, RunOptions(on_round=played.append))
+        execute(chosen, path, RunOptions(callbacks=[played.append]))
     assert str(second.value) == str(first.value)
     assert not played
     shown = Console(width=500, file=io.StringIO(), record=True)

@@ -356,7 +356,7 @@ def test_privacy_is_shown_and_stands_on_the_model_card(tmp_path: Path) -> None:
 
     from fedsoft.exports.export import export
     from fedsoft.reports.tables import run_view
-    from fedsoft.runs.execute import load
+    from fedsoft.runs.load import load
 
     folder, _ = execute(spec.read("synthetic-10-90", CHANGES), tmp_path / "run", RunOptions())
     console = Console(width=300, record=True, file=io.StringIO())

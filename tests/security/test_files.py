@@ -29,8 +29,9 @@ from fedsoft.datasets.folder import folder
 from fedsoft.errors import InputError, StoreError
 from fedsoft.machine.resources import check_memory, is_out_of_memory
 from fedsoft.runs import spec as specs
-from fedsoft.runs.execute import execute, load
+from fedsoft.runs.execute import execute
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.sealed import sealed
 from fedsoft.storage import files

@@ -207,7 +207,7 @@ def test_predict_needs_one_model_that_exists(which: dict[str, int]) -> None:
 
 def test_every_round_is_reported_as_it_ends() -> None:
     heard: list[RoundRecord] = []
-    run = fitted(on_round=heard.append)
+    run = fitted(callbacks=[heard.append])
     assert [record.round for record in heard] == [1, 2, 3, 4, 5]
     assert heard == run.history
 

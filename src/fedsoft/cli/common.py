@@ -133,6 +133,14 @@ KeepOption = Annotated[
     int | None,
     typer.Option("--keep", metavar="N", min=1, help="Keep the state of every N-th round; default: of the last one."),
 ]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="tensorboard|mlflow",
+        help="Log every round: to RUN/tensorboard, or to MLflow as MLFLOW_TRACKING_URI says; may be repeated.",
+    ),
+]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Processes, each with a run; 0: one per core.")]
 AllowOption = Annotated[
     list[str] | None,

@@ -73,8 +73,8 @@ class SavedRun:
     def load(self, *, measured: bool = False) -> Loaded:
         """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
         path = match_run(self.runs_dir, self.name)
-        from fedsoft.runs.execute import load
         from fedsoft.runs.folder import RunFolder
+        from fedsoft.runs.load import load
 
         folder, allow = RunFolder.open(path), self.allow or ()
         with err.status(f"loading {folder.name} ..."):

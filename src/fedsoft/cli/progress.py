@@ -6,7 +6,8 @@ from rich.console import Console
 
 from fedsoft.reports.bar import Bar
 from fedsoft.runs.spec import RunSpec
-from fedsoft.training.notices import SILENT, STANDS, Kind, collapse, drift, exclusions, silence
+from fedsoft.training.callbacks.scalars import headline
+from fedsoft.training.notices import SILENT, STANDS, Kind, collapse, drift, exclusions, members, silence
 from fedsoft.training.records import RoundRecord
 
 
@@ -23,24 +24,16 @@ class Progress(Bar):
     def update(self, record: RoundRecord) -> None:
         """Show the round that was played."""
         self.done = record.round
-        self.errors = _errors(record) or self.errors  # not every round is scored
+        self.errors = headline(record) or self.errors  # not every round is scored
         self.show(self.spec.title, self.done, self.spec.rounds, self.errors)
         self._warn(record)
 
     def _warn(self, record: RoundRecord) -> None:
         """Say once what is wrong with a center, when it has been so for some rounds; and whose mixture changed."""
-        for notice in drift([record]):
+        for notice in [*members([record]), *drift([record])]:
             self.console.print(notice.text, markup=False, soft_wrap=True)
         self.recent = [*self.recent, record][-max(STANDS, SILENT) :]
         for notice in [*exclusions([record]), *collapse(self.recent), *silence(self.recent)]:
             if notice.key not in self.told:
                 self.told.add(notice.key)
                 self.console.print(f"warning: after round {self.done} {notice.text}", markup=False, soft_wrap=True)
-
-
-def _errors(record: RoundRecord) -> str:
-    """Return the error of the best center of every source, or of each center on its clients, in a few words."""
-    if not record.best:
-        own = [use.on_own for use in record.served[:4]]
-        return "centers " + " ".join("-" if value is None else f"{value:.3g}" for value in own) if own else ""
-    return "best " + " ".join(f"{value:.3g}" for value in record.best[:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from fedsoft.cli.common import (
     AllowOption,
     JsonOption,
     KeepOption,
+    LogOption,
     MachineOptions,
     OutOption,
     RunArgument,
@@ -29,16 +30,20 @@ from fedsoft.cli.common import (
     print_json,
     say,
 )
-from fedsoft.errors import DivergedError, InputError, StoreError
+from fedsoft.errors import DivergedError, InputError, StoreError, unknown
 from fedsoft.runs.names import match_run
 
 if TYPE_CHECKING:
     from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.origin import Origin
     from fedsoft.runs.run_options import RunOptions
     from fedsoft.runs.spec import RunSpec
 
 
-@app.command(epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4")
+@app.command(
+    epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4\n\n"
+    "fedsoft run synthetic-10-90 --set early_stopping.patience=5 --log tensorboard"
+)
 @grouped
 def run(
     what: SpecOptions,
@@ -49,6 +54,7 @@ def run(
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
     out_dir: OutOption = Path("runs"),
     keep: KeepOption = None,
+    log: LogOption = None,
     again: Annotated[bool, typer.Option("--again", help="Run again even if this run is already saved.")] = False,
     machine: MachineOptions,
     json_: JsonOption = False,
@@ -64,33 +70,68 @@ def run(
     for spec in [base.with_seed(number) for number in chosen]:
         path = place(spec, out_dir, again=again)
         with advise_data_option(f"fedsoft resume {path} --data PATH"):
-            folders.append(carry_out(spec, path, options))
+            folders.append(carry_out(spec, path, logged(options, log, path)))
     show_runs(folders, json_)
 
 
-@app.command(epilog="Example:  fedsoft resume synthetic-10-90-s0")
+@app.command(
+    epilog="Example:  fedsoft resume synthetic-10-90-s0\n\nfedsoft resume synthetic-10-90-s0 --rounds 100\n\n"
+    "fedsoft resume hospitals-s0 --join --data hospitals/ --rounds 100"
+)
 @grouped
 def resume(
     name: RunArgument,
     machine: MachineOptions,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="More rounds: so many in all. The longer run gets a folder of its own."),
+    ] = None,
+    join: Annotated[
+        bool,
+        typer.Option("--join", help="Go on with the clients that the data has now, in a folder of its own."),
+    ] = False,
     keep: KeepOption = None,
+    log: LogOption = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved.")
+        Path | None,
+        typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved; see --join."),
     ] = None,
     allow: AllowOption = None,
     out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Resume a run that was stopped. It ends in the same bits as one that was not.
+    """Resume a run that was stopped, or play more rounds. It ends in the same bits as one that was not stopped.
 
-    A finished run whose saved state is damaged is repeated from its last intact state.
+    A finished run whose saved state is damaged is repeated from its last intact state. With --rounds or --join
+    the run stays as it is, and another one goes on from its end: with more rounds, the very run that had them from the
+    start; with --join, one in which clients of the same names keep what they know, new ones start, others are gone.
     """
-    path = match_run(out_dir, name)
+    found = match_run(out_dir, name)
     from fedsoft.runs.folder import RunFolder
+    from fedsoft.runs.origin import Origin
 
-    options, folder = machine.options(keep=keep, data=data), RunFolder.open(path)
+    folder = RunFolder.open(found)
+    spec, path, origin = folder.spec(allow or ()), folder.path, None
+    if join or (rounds is not None and rounds != spec.rounds):
+        origin = Origin(folder, joins=join)
+        spec = origin.spec(rounds, data, allow or ())
+        path = folder.path.parent / spec.id
+    # Where clients join, the new run's own file says where its data is.
+    options = logged(machine.options(keep=keep, data=None if join else data), log, path)
     with advise_data_option("--data PATH"):
-        show_runs([carry_out(folder.spec(allow or ()), folder.path, options, check=True)], json_)
+        show_runs([carry_out(spec, path, options, check=True, origin=origin)], json_)
+
+
+def logged(options: RunOptions, log: list[str] | None, path: Path) -> RunOptions:
+    """Return options with what logs the rounds of the run in this folder."""
+    if not log:
+        return options
+    from fedsoft.training.callbacks import MLflow, TensorBoard
+
+    made = {"tensorboard": lambda: TensorBoard(path / "tensorboard"), "mlflow": lambda: MLflow(path.name)}
+    if (other := next((name for name in log if name not in made), None)) is not None:
+        raise unknown("log", other, made)
+    return replace(options, callbacks=[*options.callbacks, *(made[name]() for name in dict.fromkeys(log))])
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -117,10 +158,12 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         say(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90")
 
 
-def carry_out(spec: RunSpec, path: Path, options: RunOptions, *, check: bool = False) -> RunFolder:
+def carry_out(
+    spec: RunSpec, path: Path, options: RunOptions, *, check: bool = False, origin: Origin | None = None
+) -> RunFolder:
     """Start or resume one run under a progress bar, then draw its figure.
 
-    `check`: also check the saved state of a finished run.
+    `check`: also check the saved state of a finished run. `origin`: the run that it goes on from.
     """
     from fedsoft.cli.progress import Progress
     from fedsoft.runs.folder import RunFolder
@@ -149,14 +192,17 @@ def carry_out(spec: RunSpec, path: Path, options: RunOptions, *, check: bool = F
                 f"{problem} ('fedsoft run ... --again' runs it again)"
             )
         say(f"resuming {path.name} after round {done}", err)
+    elif origin is not None:
+        done = origin.folder.saved_rounds()
+        say(f"{origin.folder.name} goes on after round {done} as {path.name}", err)
     if named := code_in(spec.to_dict()):
         say(f"your own code that this run imports: {', '.join(named)}", err)
     with Progress(err, spec, done) as progress:
-        options = replace(options, on_round=progress.update, say=note)
+        options = replace(options, callbacks=[progress.update, *options.callbacks], say=note)
         folder, finished = (
             launch.resume(damaged, options, again=True, allow=spec.allow)
             if damaged
-            else launch.launch(spec, path, options)
+            else launch.launch(spec, path, options, origin)
         )
     if not finished:
         count = len(folder.records())
@@ -220,6 +266,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "bytes_up": totals.bytes_up,
         "kept": folder.kept,
         "state": state_of(folder),
+        "parent": None if folder.info.parent is None else asdict(folder.info.parent),
         "diverged": folder.diverged,
         "warnings": [notice.to_dict() for notice in warnings(records)],
         "notes": [] if scores is None else [notice.to_dict() for notice in of_scores(scores)],

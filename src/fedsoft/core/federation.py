@@ -132,7 +132,10 @@ class Federation:
         if self.shape.fields or self.columns.tokens:
             what = "several inputs: scale your numbers before" if len(self.shape.fields) > 1 else "tokens"
             raise InputError(f"standardize = true is not allowed for {what}")
-        scale = Scale.of(self.train.x)
+        return self.scaled(Scale.of(self.train.x))
+
+    def scaled(self, scale: Scale) -> Federation:
+        """Return the same with its inputs scaled so, which were not scaled before."""
         train, held_out = (replace(data, x=scale(data.x)) for data in (self.train, self.held_out))
         return replace(self, train=train, held_out=held_out, scale=scale)
 

@@ -11,11 +11,12 @@ from fedsoft.errors import FedsoftError, InputError
 from fedsoft.flower.local_cluster.cluster import LocalCluster
 from fedsoft.flower.server.terms import read_terms
 from fedsoft.flower.submission import Outcome, Submission, SubmittedRun
-from fedsoft.runs.execute import stop_when_asked
+from fedsoft.runs.execute import NO_EARLY_STOPPING, stop_when_asked
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from fedsoft.storage.atomic import write_folder
+from fedsoft.training.callbacks import Callback
 
 NODES = 4  # of a federation that is started for one run
 LOOK = 0.2  # seconds between two looks at the run's folder
@@ -29,6 +30,11 @@ def carry_out(spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, 
     """Start or resume a run; True when it is finished. See `runs.execute`."""
     if stage.device != "cpu":
         raise InputError(f"device = '{stage.device}' is not allowed: nodes compute on their CPU")
+    if spec.early_stopping is not None:
+        raise InputError(NO_EARLY_STOPPING)
+    if named := [type(one).__name__ for one in stage.callbacks if isinstance(one, Callback)]:
+        raise InputError(f"callbacks such as {named[0]} look at the run itself, which is not in this process: use "
+                         "another engine")  # fmt: skip
     if stage.address is not None:
         return follow(LocalCluster(Path(stage.address).absolute()), spec, path, stage)
     # The nodes' memory stays there until the run is finished, so that it can be resumed.
@@ -82,6 +88,7 @@ class _Follower:
 
     def __init__(self, federation: LocalCluster, submitted: SubmittedRun, path: Path, stage: RunOptions) -> None:
         self.federation, self.submitted, self.path, self.stage = federation, submitted, path, stage
+        self.listeners = [one for one in stage.callbacks if not isinstance(one, Callback)]
         self.reported = len(RunFolder(path).records())
         self.watched = self.checked = time.monotonic()
         self.lost: float | None = None  # since when there is no SuperLink
@@ -90,10 +97,11 @@ class _Follower:
 
     def report_rounds(self) -> None:
         """Pass on rounds that are new in the run's log."""
-        if self.stage.on_round is not None:
+        if self.listeners:
             records = RunFolder(self.path).records()
             for record in records[self.reported :]:
-                self.stage.on_round(record)
+                for listener in self.listeners:
+                    listener(record)
             self.reported = max(self.reported, len(records))
 
     def given_up(self, number: int) -> bool:

@@ -15,7 +15,7 @@ from fedsoft.paper.verdicts import Key
 from fedsoft.reports.cells import Over
 from fedsoft.reports.page import Cell, Column, Table
 from fedsoft.reports.run_loader import Finished
-from fedsoft.runs.execute import load
+from fedsoft.runs.load import load
 from fedsoft.runs.spec import RunSpec
 
 LOCAL, HELD_OUT = "local", "held out"

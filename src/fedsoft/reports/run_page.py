@@ -24,7 +24,7 @@ from fedsoft.reports.page import Axis, Block, Cell, Figure, Page, Panel, Section
 from fedsoft.reports.run_loader import Group
 from fedsoft.reports.withheld import withheld_centers
 from fedsoft.safety.privacy import statements
-from fedsoft.training.notices import Kind, capital, drift, exclusions, warnings
+from fedsoft.training.notices import Kind, capital, drift, exclusions, members, warnings
 
 
 def run_page(group: Group, made_by: str = "") -> Page:
@@ -95,6 +95,7 @@ RULES: dict[Kind, tuple[str, bool | None]] = {
     Kind.EXCLUDED: ("replies that are not finite, out of range, or far longer than the median are left out of averages",
                     None),
     Kind.DRIFT: ("a client's u is far from its usual mixture while the others' are calm", None),
+    Kind.MEMBERS: ("the run went on with other clients than it began with", None),
 }  # fmt: skip
 """How each kind of notice comes about, and whether something is claimed by it."""
 PRIVACY = "Gaussian noise, composed over the run by the accountant dp-accounting; see docs/privacy.md"
@@ -107,7 +108,7 @@ def _warnings(group: Group) -> list[Block]:
     for run in group.runs:
         seed = f" (seed {run.spec.seed})" if len(group.runs) > 1 else ""
         spent = run.records[-1].privacy if run.records else None
-        notices = [*warnings(run.records), *exclusions(run.records), *drift(run.records)]
+        notices = [*warnings(run.records), *exclusions(run.records), *members(run.records), *drift(run.records)]
         hidden = withheld_centers(run.spec, run.records).values()
         told = [(notice.sentence, *RULES[notice.kind]) for notice in notices]
         told += [(f"Privacy of {text}", PRIVACY, None) for text in statements(spent)]

@@ -217,7 +217,7 @@ class _Study:
         o = self.options
         return RunOptions(
             device=o.device, chunk=o.chunk, workers=o.workers, memory=o.memory, engine=o.engine, address=o.address,
-            on_round=o.on_round, given=self.given,
+            callbacks=o.callbacks, given=self.given,
         )  # fmt: skip
 
     def _jobs(self) -> int | None:

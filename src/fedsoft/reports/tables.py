@@ -25,10 +25,11 @@ from fedsoft.reports.withheld import withheld_centers, without_centers
 from fedsoft.runs.config_diff import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.safety.privacy import statements
-from fedsoft.training.notices import Kind, Notice, drift, exclusions, of_scores, silence, unheard, warnings
+from fedsoft.training.notices import Kind, Notice, drift, exclusions, members, of_scores, silence, unheard, warnings
 from fedsoft.training.records import RoundRecord, Totals
 
 BUDGET = "finished (budget)"  # of work or bytes, before the last round
+EARLY = "finished (early)"  # by a callback
 
 
 def grid(
@@ -73,11 +74,27 @@ HEADS = {
     Kind.EXCLUDED: "Excluded",
     Kind.DRIFT: "Drift",
     Kind.SCORES: "Note",
+    Kind.MEMBERS: "Clients",
 }  # what a notice begins with; others are warnings
 
 
 def _told(notices: Sequence[Notice]) -> list[Text]:
     return [Text(f"{HEADS.get(notice.kind, 'Warning')}: {notice.text}", style="yellow") for notice in notices]
+
+
+def _ended(folder: RunFolder, records: Sequence[RoundRecord]) -> list[str]:
+    """Return who ended a run before its time, and which round is used."""
+    outcome, found = folder.outcome(), list[str]()
+    if outcome is not None and outcome.ended_by:
+        found.append(f"Ended by {outcome.ended_by} after round {len(records)}")
+    if outcome is not None and outcome.rounds < len(records):
+        found.append(f"Used as it was after round {outcome.rounds}, the best on held-out points")
+    return found
+
+
+def _parent(folder: RunFolder) -> list[str]:
+    parent = folder.info.parent
+    return [] if parent is None else [f"Goes on from {parent.run} after round {parent.rounds}"]
 
 
 def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
@@ -109,9 +126,10 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     parts += _told([*warnings(records), *of_scores(scores)])
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].privacy if records else None)]
-    parts += _told([*exclusions(records), *drift(records)])
+    parts += _told([*exclusions(records), *members(records), *drift(records)])
     if state_of(folder) == BUDGET:
         parts.append(Text(f"Ended by its budget, after {len(records)} of at most {spec.rounds} rounds"))
+    parts += [Text(text) for text in (*_ended(folder, records), *_parent(folder))]
     parts += [_cost(records), *_kept(folder), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
@@ -200,5 +218,8 @@ def state_of(folder: RunFolder) -> str:
     spec, records = folder.spec(), folder.records()
     if unheard(records):
         return "finished (nobody answered)"
+    outcome = folder.outcome()
+    if outcome is not None and outcome.ended_by:
+        return EARLY
     budget = spec.work is not None or spec.bytes is not None
     return BUDGET if budget and len(records) < spec.rounds else "finished"

@@ -58,13 +58,17 @@ class DataSummary:
             mean=None if scale is None else scale.mean.tolist(), std=None if scale is None else scale.std.tolist(),
         )  # fmt: skip
 
+    @property
+    def scale(self) -> Scale | None:
+        """How inputs are scaled."""
+        if self.mean is None or self.std is None:
+            return None
+        return Scale(*(torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)))
+
     def federation(self) -> Federation:
         """Return the federation that this describes; its pools hold no points."""
-        scale = None
-        if self.mean is not None and self.std is not None:
-            scale = Scale(*(torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)))
         train, held_out = (self._pool(sizes) for sizes in (self.train, self.held_out))
-        return Federation(train, held_out, tuple(self.names), self.shape, columns=self.columns, scale=scale)
+        return Federation(train, held_out, tuple(self.names), self.shape, columns=self.columns, scale=self.scale)
 
     def _pool(self, sizes: list[int]) -> ClientData:
         x = torch.empty((0, *self.shape.input), dtype=getattr(torch, self.inputs))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,27 @@ class Found:
     is_last: bool = False  # it is the one that was saved last, at its place
     damaged: tuple[Path, ...] = ()
     said: str = ""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run begins with that was played elsewhere: records, the state after them, and the end where it is over."""
+
+    records: Sequence[RoundRecord]
+    point: Checkpoint
+    outcome: Outcome | None = None
+
+    def write(self, folder: Path, run: str) -> None:
+        """Write all of it into the folder of the run with this hash."""
+        log = RoundLog(folder / "rounds.jsonl")
+        for record in self.records:
+            log.append(record)
+        log.sync()
+        with (folder / STATE).open("wb") as file:
+            write_state(file, self.point, run)
+        sync(folder / STATE)
+        if self.outcome is not None:
+            RunFolder(folder).conclude(self.outcome)
 
 
 @dataclass(frozen=True)
@@ -235,9 +256,10 @@ class RunFolder:
 
     @staticmethod
     def create(
-        path: Path, spec: RunSpec, data: DataSummary | None = None, info: RunInfo | None = None
+        path: Path, spec: RunSpec, data: DataSummary | None = None, info: RunInfo | None = None,
+        begun: Begun | None = None,
     ) -> RunFolder:  # fmt: skip
-        """Create the folder of a run, whole or not at all."""
+        """Create the folder of a run, whole or not at all; `begun`: with rounds that were played before."""
         texts = {"spec.toml": spec.to_toml(), "run.json": sealed_text((info or RunInfo.here(spec)).to_dict())}
         texts |= {} if data is None else {"data.json": sealed_text(data.to_dict())}
         with said(path):
@@ -247,6 +269,8 @@ class RunFolder:
                 for name, text in texts.items():
                     (made / name).write_text(text, "utf-8")
                     sync(made / name)
+                if begun is not None:
+                    begun.write(made, spec.hash)
                 sync(made)
                 made.chmod(0o755)
                 made.rename(path)
@@ -270,6 +294,11 @@ class RunFolder:
                 write_state(file, point, run)
         with replacing(self.path, STATE, aside=BEFORE) as file:
             write_state(file, point, run)
+
+    def drop(self, rounds: int) -> None:
+        """Remove a state that was kept."""
+        with said(self.path):
+            (self.path / kept_name(rounds)).unlink(missing_ok=True)
 
     def put_aside(self, found: Found) -> None:
         """Rename damaged states, so that they do not take the place of good ones."""

@@ -11,8 +11,32 @@ from pydantic import TypeAdapter
 
 from fedsoft.machine.resources import environment
 from fedsoft.runs.spec import RunSpec
+from fedsoft.training.rounds import Change
 
 FORMAT = "fedsoft-run-3"
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run that this one continues.
+
+    Arguments:
+        run: its name.
+        hash: of its spec.
+        rounds: that were taken over from it.
+        joined, left: clients that it did not have, and those that are here no more.
+    """
+
+    run: str
+    hash: str
+    rounds: int
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def change(self) -> Change | None:
+        """Who joined and left, and when; None where the clients are the same."""
+        return Change(self.rounds, self.joined, self.left) if self.joined or self.left else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +48,7 @@ class RunInfo:
         label, hash: of the run's spec.
         data: fingerprint of the data; about: how files were understood.
         keep: the state of every `keep` rounds is kept.
+        parent: the run that this one continues, where there is one.
         created, python, platform, processor, command, packages: see `resources.environment`.
     """
 
@@ -33,6 +58,7 @@ class RunInfo:
     data: str = ""
     about: str = ""
     keep: int | None = None
+    parent: Parent | None = None
     created: str = ""
     python: str = ""
     platform: str = ""
@@ -41,11 +67,14 @@ class RunInfo:
     packages: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def here(spec: RunSpec, data: str = "", about: str = "", keep: int | None = None) -> RunInfo:
+    def here(
+        spec: RunSpec, data: str = "", about: str = "", keep: int | None = None, parent: Parent | None = None
+    ) -> RunInfo:
         """Describe a run that begins now, on this machine."""
         return RunInfo(
-            format=FORMAT, label=spec.label, hash=spec.hash, data=data, about=about, keep=keep, **environment()
-        )
+            format=FORMAT, label=spec.label, hash=spec.hash, data=data, about=about, keep=keep, parent=parent,
+            **environment(),
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

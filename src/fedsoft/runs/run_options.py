@@ -12,6 +12,7 @@ import torch
 
 from fedsoft import plugins
 from fedsoft.core.federation import Federation
+from fedsoft.core.scaling import Scale
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError, SettingError
 from fedsoft.machine.threads import one_thread
@@ -19,7 +20,7 @@ from fedsoft.runs.given import DATA, MODEL, Given
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.conditions import Conditions
 from fedsoft.settings import renamed
-from fedsoft.training import Execution, Recipe, prepare
+from fedsoft.training import Execution, FitOptions, Limit, Plan, Recipe, prepare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,11 @@ class RunOptions(Execution):
     given: Given | None = None
 
 
-def federation_of(spec: RunSpec, given: Given | None = None) -> Federation:
-    """Return the federation that a spec describes, or that it was given."""
+def federation_of(spec: RunSpec, given: Given | None = None, scale: Scale | None = None) -> Federation:
+    """Return the federation that a spec describes, or that it was given.
+
+    `scale` is that of its inputs, in place of one of its own.
+    """
     if given is not None:
         return given.federation(spec.seed if spec.data_seed is None else spec.data_seed)
     extra: dict[str, Any] = {}
@@ -53,17 +57,27 @@ def federation_of(spec: RunSpec, given: Given | None = None) -> Federation:
         extra["seed"] = spec.seed if spec.data_seed is None else spec.data_seed
     if spec.partition is not None:
         extra["partition"] = _built(spec, "partition")
+    if scale is not None and "standardize" in spec.dataset.settings:
+        extra["standardize"] = False
     with renamed(owners(spec)):
-        federation: Federation = dataset(**spec.dataset.settings, **extra)
+        federation: Federation = dataset(**spec.dataset.settings | extra)
+    if scale is not None:
+        federation = federation.scaled(scale)
     return federation if spec.source is None else federation.only(spec.source)
 
 
-def build(spec: RunSpec, options: RunOptions) -> tuple[Federation, Engine]:
+Objects = Mapping[str, Any]
+"""Parts of a run that were passed as objects in Python, by their keys."""
+
+
+def build(
+    spec: RunSpec, options: RunOptions, objects: Objects | None = None, scale: Scale | None = None
+) -> tuple[Federation, Engine]:
     """Return the federation and the engine that a spec describes."""
-    federation = federation_of(spec if options.data is None else _moved(spec, options.data), options.given)
+    federation = federation_of(spec if options.data is None else moved(spec, options.data), options.given, scale)
     if isinstance(options.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
-    return federation, build_engine(spec, options, federation)
+    return federation, build_engine(spec, options, federation, objects)
 
 
 def check(specs: Mapping[str, RunSpec], given: Given | None = None) -> None:
@@ -87,18 +101,20 @@ def check_start(spec: RunSpec, engine: Engine) -> None:
 
 def owners(spec: RunSpec) -> dict[str, str]:
     """Return the parts of a run by their names in Python, for `renamed`."""
-    named = {key: part.name for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
-    known = {key: name for key, name in named.items() if name not in (DATA, MODEL)}
-    return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in known.items()}
+    parts = {key: part for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
+    named = {key: part.name for key, part in parts.items() if part.name not in (DATA, MODEL, plugins.PASSED)}
+    return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in named.items()}
 
 
-def _built(spec: RunSpec, key: str) -> Any:
-    """Build a part of a run, if it has it."""
+def _built(spec: RunSpec, key: str, objects: Objects | None = None) -> Any:
+    """Build a part of a run, if it has it and if it was not passed as an object."""
+    if objects is not None and key in objects:
+        return objects[key]
     part = getattr(spec, key)
     return None if part is None else plugins.build(plugins.PARTS[key], part.name, part.settings, spec.allow)
 
 
-def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> Engine:
+def build_engine(spec: RunSpec, options: RunOptions, federation: Federation, objects: Objects | None = None) -> Engine:
     """Return the engine that a spec describes, for these clients."""
     if federation.scale is not None and spec.privacy is not None and spec.privacy.hides:
         raise SettingError(
@@ -106,23 +122,37 @@ def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> 
             "means and standard deviations of columns are not hidden; scale the files by what is known without looking "
             "at them", "with [privacy]",
         )  # fmt: skip
-    given = options.given
     with renamed(owners(spec)):
-        recipe = Recipe(
-            _built(spec, "algorithm"), _built(spec, "model") if given is None else given.model, _built(spec, "solver"),
-            spec.seed, spec.dtype, metrics=spec.metrics, class_weights=spec.class_weights,
-        )  # fmt: skip
-        if given is not None:
-            recipe = replace(recipe, backend=given.backend, metrics=given.metrics)
-            return prepare(recipe, federation, given.conditions, options)
-        conditions = Conditions(
-            dropout=spec.dropout, attack=_built(spec, "attack"), aggregator=_built(spec, "aggregator"),
-            guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy,
-        )  # fmt: skip
-        return prepare(recipe, federation, conditions, options)
+        plan = plan_of(spec, options, objects)
+        return prepare(plan.recipe, federation, plan.conditions, options)
 
 
-def _moved(spec: RunSpec, data: Path) -> RunSpec:
+def plan_of(spec: RunSpec, options: RunOptions, objects: Objects | None = None) -> Plan:
+    """Return what a spec says as `fit` takes it."""
+    given = options.given
+    if given is not None:
+        objects = {**(objects or {}), "model": given.model}
+    found = {key: _built(spec, key, objects) for key in ("algorithm", "model", "solver", "attack", "aggregator")}
+    recipe = Recipe(
+        found["algorithm"], found["model"], found["solver"], spec.seed, spec.dtype, metrics=spec.metrics,
+        class_weights=spec.class_weights,
+    )  # fmt: skip
+    conditions = Conditions(
+        dropout=spec.dropout, attack=found["attack"], aggregator=found["aggregator"], guard=spec.guard,
+        diverged=spec.diverged, privacy=spec.privacy,
+    )  # fmt: skip
+    if given is not None:
+        recipe = replace(recipe, backend=given.backend, metrics=given.metrics)
+        conditions = given.conditions or Conditions()
+    how = FitOptions(
+        device=options.device, chunk=options.chunk, workers=options.workers, memory=options.memory,
+        engine=options.engine, address=options.address, dtype=spec.dtype, backend=recipe.backend,
+        metrics=recipe.metrics, class_weights=spec.class_weights, score_every=spec.score_every,
+    )  # fmt: skip
+    return Plan(recipe, conditions, how, Limit(spec.rounds, spec.work, spec.bytes))
+
+
+def moved(spec: RunSpec, data: Path) -> RunSpec:
     """Return the run with its files elsewhere. They must still be those that it began with, see `check_data`."""
     known = [key for key in PATHS if key in plugins.parameters(_dataset(spec))]
     if not known:

@@ -7,16 +7,25 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedsoft.engine.registry import not_installed
+from fedsoft.errors import InputError
 from fedsoft.runs import execute as runs
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.origin import Origin
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 
 
-def launch(spec: RunSpec, path: Path, options: RunOptions) -> tuple[RunFolder, bool]:
-    """Start a run, or resume it where its folder exists. True when it is finished, False when it was stopped."""
+def launch(spec: RunSpec, path: Path, options: RunOptions, origin: Origin | None = None) -> tuple[RunFolder, bool]:
+    """Start a run, or resume it where its folder exists. True when it is finished, False when it was stopped.
+
+    A new run with an `origin` begins where that one ends.
+    """
     if path.exists():
         return resume(RunFolder.open(path), options, allow=spec.allow)
+    if origin is not None:
+        if options.engine == "flower":
+            raise InputError(f"run '{origin.folder.name}' can go on with --engine local or ray only")
+        return runs.execute(spec, path, options, origin=origin)
     return runs.execute(spec, path, options) if options.engine != "flower" else _submit(spec, path, options)
 
 

@@ -25,7 +25,7 @@ from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from fedsoft.storage.toml import toml
 from fedsoft.studies.eta import Eta, RoundLog, interleaved
-from fedsoft.training.records import RoundRecord
+from fedsoft.training.callbacks.base import Listener
 
 
 class Ended(Enum):
@@ -192,7 +192,7 @@ class _Workers:
 
     def __init__(self, options: RunOptions, watch: _Watch) -> None:
         # What is called in this process does not go to another one.
-        self.options = replace(options, on_round=None, should_stop=bool, signals=False, say=RunOptions.say)
+        self.options = replace(options, callbacks=(), should_stop=bool, signals=False, say=RunOptions.say)
         self.watch = watch
         self.context = multiprocessing.get_context("spawn")  # torch does not support fork
         self.stop = self.context.Event()
@@ -241,17 +241,13 @@ class _Here:
         self.watch.report([*specs])
         for path, spec in specs.items():
             left = [one for one in specs if one not in endings]
-            options = replace(self.options, on_round=lambda record, left=left: self._on_round(record, left))
+            report: Listener = lambda record, left=left: self.watch.report(left)  # noqa: E731
+            options = replace(self.options, callbacks=[report, *self.options.callbacks])
             endings[path] = _carry_out(spec, path, options)
             if endings[path].how is Ended.STOPPED:
                 break
             self.watch.report([one for one in specs if one not in endings])
         return endings
-
-    def _on_round(self, record: RoundRecord, left: Sequence[Path]) -> None:
-        self.watch.report(left)
-        if self.options.on_round is not None:
-            self.options.on_round(record)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     EXCLUDED = "excluded clients"
     DRIFT = "changed mixtures"
     SCORES = "scores"
+    MEMBERS = "other clients"
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,19 @@ def drift(records: Sequence[RoundRecord]) -> list[Notice]:
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             text = f"after round {record.round} the mixture of {who} had changed: {', '.join(names[:NAMED])}{more}"
             found.append(Notice(Kind.DRIFT, str(record.round), text))
+    return found
+
+
+def members(records: Sequence[RoundRecord]) -> list[Notice]:
+    """Return a notice for each round before which clients joined or left."""
+    found = []
+    for record in records:
+        parts = [f"{len(names)} client{'s' * (len(names) > 1)} {did} ({', '.join(names[:NAMED])}"
+                 f"{f' and {len(names) - NAMED} more' if len(names) > NAMED else ''})"
+                 for names, did in ((record.joined, "joined"), (record.left, "left")) if names]  # fmt: skip
+        if parts:
+            text = f"before round {record.round} {' and '.join(parts)}"
+            found.append(Notice(Kind.MEMBERS, str(record.round), text))
     return found
 
 

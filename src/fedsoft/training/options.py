@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from fedsoft.core.class_weights import ClassWeights
 from fedsoft.core.client_metrics import MetricChoice
 from fedsoft.engine.base import Factory
 from fedsoft.engine.resources import Resources
-from fedsoft.training.records import RoundRecord
+from fedsoft.training.callbacks.base import Callback, Listener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Execution:
             What does not fit is kept on disk. Results do not depend on it.
         engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or a `Factory`.
         address: of the cluster, for engines that have one.
-        on_round: called with the record of every round.
+        callbacks: what looks at the run while it is trained, see `fedsoft.callbacks`; a function is called with the
+            record of every round.
     """
 
     device: str = "cpu"
@@ -34,7 +35,7 @@ class Execution:
     memory: int | str | None = None
     engine: str | Factory = "local"
     address: str | None = None
-    on_round: Callable[[RoundRecord], object] | None = None
+    callbacks: Sequence[Callback | Listener] = ()
 
     @property
     def resources(self) -> Resources:
@@ -55,6 +56,7 @@ class FitOptions(Execution):
         class_weights: of points in the local loss, by their class: `balanced` over all clients, `local` by each
             client's own labels, or a weight for each class.
         score_every: rounds between two scores of the centers on the test sets, which may cost more than training.
+        progress: whether to show how far it is; default: in a terminal and in a notebook, after two seconds.
     """
 
     dtype: Literal["float32", "float64"] = "float32"
@@ -62,3 +64,4 @@ class FitOptions(Execution):
     metrics: MetricChoice | None = None
     class_weights: ClassWeights | Sequence[float] | None = None
     score_every: int = 1
+    progress: bool | None = None

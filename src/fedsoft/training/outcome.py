@@ -23,6 +23,7 @@ class Outcome:
         shares: the true share of each source among each client's training points, where it is known.
         usual: what new clients are compared with; None where the run has no centers, or its points are at nodes.
         scores: the sums over clients; in a run's folder a file of its own.
+        ended_by: the callback that ended the run, or nothing.
     """
 
     rounds: int
@@ -31,6 +32,7 @@ class Outcome:
     shares: list[list[float]] | None
     usual: Usual | None
     scores: Scores
+    ended_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the scores."""

@@ -33,6 +33,8 @@ class RoundRecord:
         centers: the metric of every center on every source; best: of the best center of each source.
         weights: for each source the mean u of the clients that have most of it.
         served: what clients make of each center, where the sources are not known.
+        held_out: means over clients of metrics of their personal models on held-out points, where a callback asks.
+        joined, left: clients that were not in the round before, and those that were and are no more.
         privacy: what was spent up to here.
         notes: what else the algorithm reports, as plain values that fit into JSON.
     """
@@ -59,6 +61,9 @@ class RoundRecord:
     weights: list[list[float]] = field(default_factory=list)
     best: list[float] = field(default_factory=list)
     served: list[CenterUsage] = field(default_factory=list)
+    held_out: dict[str, float] = field(default_factory=dict)
+    joined: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     privacy: Spent | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from fedsoft.engine.base import Engine
 from fedsoft.errors import DivergedError, FedsoftError, WorkerLost, advice
 from fedsoft.evaluation.scores import CenterView, center_usage
 from fedsoft.machine.threads import one_thread
+from fedsoft.training.held_out import HeldOut
 from fedsoft.training.records import RoundRecord
 
 ABSURD = 1e6  # times the error of the centers as they were drawn
 PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
 MOST_NAMED = 20  # excluded clients that a record names; the others are counted
+MOST_JOINED = 1000  # names of clients that joined or left in a record
 FIELDS = ("selected", "answered", "phase", "dropped", "late")  # notes of algorithms and engines that have a field
 
 
@@ -59,20 +61,50 @@ def closing_work(engine: Engine) -> int:
     return engine.algorithm.closing_tasks * int(engine.sizes.sum()) * epochs
 
 
+class Observer(Protocol):
+    """What looks at rounds while they are played; see `callbacks.Watch`."""
+
+    @property
+    def measure(self) -> HeldOut | None:
+        """What to measure on held-out points after every round."""
+        ...
+
+    def over(self, rounds: int) -> bool:
+        """Whether the run is to end after so many rounds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """Clients that join and leave a run between two rounds; `at`: how many rounds were played before."""
+
+    at: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def noted(self) -> dict[str, Any]:
+        """Return the fields of a record: a line of the log has its limits."""
+        return {"joined": list(self.joined[:MOST_JOINED]), "left": list(self.left[:MOST_JOINED])}
+
+
 def play(
     engine: Engine, federation: Federation, state: State, history: Sequence[RoundRecord], limit: Limit,
-    score_every: int = 1,
+    score_every: int = 1, observer: Observer | None = None, change: Change | None = None,
 ) -> Iterator[tuple[State, RoundRecord]]:  # fmt: skip
     """Play the rounds that are left after `history`; after each, the new state and what to log about it.
 
-    Centers are scored after the first round, after every `score_every` further ones and after the last.
+    Centers are scored after the first round, after every `score_every` further ones and after the last. Where
+    `observer` ends the run, algorithms that close with a last round of their own still play it.
     """
     history = list(history)
     closing = closing_work(engine)
     fractions = federation.truth.fractions(federation.train) if federation.truth is not None else None
     with torch.no_grad(), one_thread():
         while not (history and history[-1].last) and limit.fits(history, closing=closing):
-            t, last = len(history), not limit.fits(history, more=2, closing=closing)
+            ended = observer is not None and observer.over(len(history))
+            if ended and not engine.algorithm.closing_tasks:
+                return
+            t, last = len(history), ended or not limit.fits(history, more=2, closing=closing)
             began = time.perf_counter()
             engine.begin_round(state, t, last)
             new, notes = engine.algorithm.round(state, t, engine)
@@ -83,6 +115,10 @@ def play(
                 known |= use_of(state.centers, u, engine.sizes)
             if last or t % score_every == 0:
                 known |= _scored(engine, federation, state, fractions, t)
+            if observer is not None and observer.measure is not None:
+                known["held_out"] = observer.measure(engine, federation, state)
+            if change is not None and change.at == t:
+                known |= change.noted()
             names = [federation.names[k] for k in changed]
             record = RoundRecord(round=t + 1, last=last, seconds=seconds, changed=names, **known)
             if engine.conditions.attack is None:  # what malicious clients do is no fault of the rate

@@ -42,6 +42,8 @@ class Run:
         saved: what was measured at the end of a run that was loaded.
         lacking: why the clients' points are not here, in one sentence; empty where they are, or where the engine
             reaches them.
+        at: the round that the models are of, where it is not the last one; see `callbacks.BestRound`.
+        ended_by: the callback that ended the run, or nothing.
     """
 
     federation: Federation
@@ -50,10 +52,13 @@ class Run:
     history: list[RoundRecord]
     saved: Outcome | None = None
     lacking: str = ""
+    at: int | None = None
+    ended_by: str = ""
 
     def __repr__(self) -> str:
         over = "" if self.is_over else ", not over"
-        return f"<Run of {self.engine.algorithm} after {self.rounds} rounds{over}, on {self.federation!r}>"
+        best = "" if self.at is None else f", as it was after round {self.at}"
+        return f"<Run of {self.engine.algorithm} after {self.rounds} rounds{over}{best}, on {self.federation!r}>"
 
     @property
     def model(self) -> Model:
@@ -66,9 +71,14 @@ class Run:
         return len(self.history)
 
     @property
+    def at_round(self) -> int:
+        """After how many rounds the models were as they are here."""
+        return self.rounds if self.at is None else self.at
+
+    @property
     def is_over(self) -> bool:
-        """Whether the last round was played as such."""
-        return bool(self.history and self.history[-1].last)
+        """Whether the last round was played as such, or a callback ended the run."""
+        return bool(self.ended_by or (self.history and self.history[-1].last))
 
     @property
     def centers(self) -> list[Params]:
@@ -187,9 +197,9 @@ class Run:
             usual = self._usual()
         truth = federation.truth
         return Outcome(
-            rounds=self.rounds, train=_values(train), held_out=_values(held_out), usual=usual,
+            rounds=self.at_round, train=_values(train), held_out=_values(held_out), usual=usual,
             shares=None if truth is None else truth.fractions(federation.train).tolist(),
-            scores=self._measured(train, held_out, self.engine.metrics),
+            scores=self._measured(train, held_out, self.engine.metrics), ended_by=self.ended_by,
         )  # fmt: skip
 
     def _personal_scores(self) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from fedsoft.runs.spec.run_spec import KEYS, PATHS, SOLVER, RunSpec
 from fedsoft.storage.files import read_text
 from fedsoft.storage.toml import toml
 
+TABLES = ("privacy", "early_stopping")  # of settings that are no parts
 CARRIED = ("S", "K")  # settings of the preset's algorithm that another algorithm takes over
 
 
@@ -24,6 +25,11 @@ def read(source: str, changes: Sequence[str] | None = None, *, fast: bool = Fals
     Code that the file or the changes name may be imported: from beside the file, else from Python's path.
     """
     raw, label, folder = _tables(source)
+    if "parent" in raw:
+        raise InputError(
+            f"parent = {raw['parent']!r} is not allowed in '{source}': a run goes on with other clients by "
+            "'fedsoft resume RUN --join'"
+        )
     variant = raw.pop("fast", None)
     if fast:
         if variant is None:
@@ -133,12 +139,12 @@ def _set(raw: dict[str, Any], change: str, folder: Path | None) -> None:
     part, dot, field = key.partition(".")
     if not dot:
         part, field = _part_with(raw, key, folder), key
-    if part == "privacy":
+    if part in TABLES:
         table = raw.get(part)
         raw[part] = (table if isinstance(table, dict) else {}) | {field: value}
     elif part not in PARTS:
         homes = [home for home in PARTS if home in raw and field in (*_settings_of(home, raw[home], folder), "name")]
-        raise unknown("key", key, [f"{home}.{field}" for home in homes] or [*PARTS, "privacy"])
+        raise unknown("key", key, [f"{home}.{field}" for home in homes] or [*PARTS, *TABLES])
     else:
         raw[part] = _changed(part, _table(raw.get(part)), field, value, folder)
 

@@ -23,6 +23,7 @@ from fedsoft.plugins import PARTS
 from fedsoft.safety.conditions import Diverged
 from fedsoft.safety.privacy import Privacy
 from fedsoft.settings import renamed, sentence, settings
+from fedsoft.training.callbacks.early_stopping import EarlyStopping
 
 SOLVER = "adam"  # the default
 PATHS = ("path", "data_dir")  # settings of data sets that name files
@@ -65,7 +66,7 @@ class Part:
 
 def is_foreign(name: str, allow: Collection[str]) -> bool:
     """Whether this names code that may not be imported."""
-    return plugins.is_code(name) and not plugins.allows(allow, name)
+    return plugins.is_code(name) and (name == plugins.PASSED or not plugins.allows(allow, name))
 
 
 @settings
@@ -91,6 +92,8 @@ class RunSpec:
         guard: how many times the median norm a client's model may have; 0 for any.
         diverged: what happens when a client's training gives values that are not finite.
         privacy: what is hidden of points and clients.
+        early_stopping: end it when personal models no longer get better on held-out points.
+        parent: of a run that goes on with other clients than it began with: the run that it continues.
         about: a description; changes nothing.
         variant: `fast` for the short form of a preset, a label.
         label: names the run; changes nothing.
@@ -114,6 +117,8 @@ class RunSpec:
     guard: Number = 0.0
     diverged: Diverged = "stop"
     privacy: Privacy | None = None
+    early_stopping: EarlyStopping | None = None
+    parent: str | None = None
     algorithm: Part
     dataset: Part
     partition: Part | None = None
@@ -140,6 +145,16 @@ class RunSpec:
             raise SettingError("", "privacy", raw, "should be a table such as [privacy] counts = 2.0")
         with renamed({"Privacy": "privacy"}):
             return Privacy(**raw)
+
+    @field_validator("early_stopping", mode="before")
+    @classmethod
+    def _read_early_stopping(cls, raw: Any) -> Any:
+        if raw is None or isinstance(raw, EarlyStopping):
+            return raw
+        if not isinstance(raw, dict):
+            raise SettingError("", "early_stopping", raw, "should be a table such as [early_stopping] patience = 5")
+        with renamed({"EarlyStopping": "early_stopping"}):
+            return EarlyStopping(**raw)
 
     @field_validator("metrics")
     @classmethod
@@ -189,7 +204,9 @@ class RunSpec:
         for key in KEYS:
             value = getattr(self, key)
             value = value.to_dict() if isinstance(value, Part) else value
-            found[key] = dataclasses.asdict(value) if isinstance(value, Privacy) else value
+            if isinstance(value, Privacy | EarlyStopping):
+                value = {name: own for name, own in dataclasses.asdict(value).items() if own is not None}
+            found[key] = value
         return {key: value for key, value in found.items() if value is not None and value != ""}
 
     def to_toml(self) -> str:
