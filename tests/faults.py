@@ -319,10 +319,10 @@ def faults(root: Path, kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Every fault of these kinds at every operation, and what became of it."""
     import torch
 
-    from fedsoft.runs import execute
+    from fedsoft.runs import saving
 
     torch.set_num_threads(1)
-    execute.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
+    saving.SAVING_SHARE = float("inf")  # saves after every round, whatever it costs
     (root / "whole").mkdir(parents=True)
     audited: set[str] = set()
     counting = Disk(root / "whole")

@@ -45,7 +45,12 @@ def test_rounds_of_a_naive_loop() -> None:
     sigma, pi = [eye.clone() for _ in range(S)], [1 / S] * S
     for _ in range(rounds):
         sums = [
-            (0.0, torch.zeros(size).double(), torch.zeros(size, size).double(), torch.zeros(size, size).double())
+            (
+                torch.zeros(()).double(),
+                torch.zeros(size).double(),
+                torch.zeros(size, size).double(),
+                torch.zeros(size, size).double(),
+            )
         ] * S
         errors = decided = points = 0.0
         for x, y in pairs:
@@ -120,6 +125,7 @@ def test_a_very_narrow_prior_is_one_model_for_all() -> None:
 def test_narrow_priors_of_two_centers_are_clusters_of_clients() -> None:
     pairs, kind, _ = people(spread=0.0)
     run = fitted(fs.FedPrior(S=2, spread=0.05, learn=False), pairs, 60)
+    assert run.weights is not None
     first = run.weights[:, 0] > 0.5
     assert bool((first == torch.from_numpy(kind)).all()) or bool((first != torch.from_numpy(kind)).all())
     for s, members in enumerate((first, ~first)):
@@ -133,6 +139,7 @@ def test_narrow_priors_of_two_centers_are_clusters_of_clients() -> None:
 def test_it_finds_ways_widths_noise_and_who_belongs_where() -> None:
     pairs, kind, ways = people(clients=150)
     run = fitted(fs.FedPrior(S=2), pairs, 30)
+    assert run.weights is not None
     order = [0, 1] if run.state.centers[0, 0] > 0 else [1, 0]
     assert run.state.centers[order].numpy() == pytest.approx(ways, abs=0.25)
     width = run.state.extra["covariance"].diagonal(dim1=1, dim2=2).sqrt()

@@ -19,6 +19,7 @@ from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.studies.compare import compare
 from fedsoft.studies.process_pool import ProcessPool
+from fedsoft.training import Run
 from tests.helpers import trained
 
 ALGORITHMS = [fs.FedSoft(S=2, K=8), fs.IFCA(S=2), fs.FedEM(S=2), fs.FedRoute(S=2), fs.FedAvg(), fs.Ditto()]
@@ -39,13 +40,13 @@ def mixed(clients: int = 10, points: int = 20, seed: int = 0) -> Pairs:
     return pairs
 
 
-def fit(algorithm: Any, pairs: Pairs, **options: Any) -> fs.Run:
+def fit(algorithm: Any, pairs: Pairs, **options: Any) -> Run:
     federation = fs.Federation.from_clients(pairs, held_out=0)
     options = {"rounds": 4, "solver": fs.Adam(lr=0.02, epochs=3), **options}
     return trained(algorithm, federation, fs.models.linear(), **options)
 
 
-def finite(run: fs.Run) -> bool:
+def finite(run: Run) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in run.state.tensors().values())
 
 
@@ -177,5 +178,5 @@ def test_a_comparison_in_which_a_method_diverges_has_its_table(tmp_path: Path) -
         "ifca(solver.lr=1e+30) diverged with 2 of 2 seeds; seed 0: the error of a center is not finite"
         in report.divergences[0]
     )
-    assert report.csv()
+    assert report.to_csv()
     assert report.png()

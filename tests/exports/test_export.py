@@ -165,7 +165,7 @@ def test_a_network_that_needs_its_weights_is_traced_with_them() -> None:
 
     with torch.no_grad():
         writer = onnx_program.OnnxWriter(checked)
-        assert writer.content("stubborn", Stubborn(3, 2), torch.ones(4, 3))
+        assert writer.content("stubborn", Stubborn(3, 2), {"x": torch.ones(4, 3)})
     assert [*writer.traced.values()] == [None]
 
 

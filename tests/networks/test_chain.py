@@ -264,13 +264,13 @@ def test_batches_hold_images_varied_by_their_clients_own_draws() -> None:
         Problem(model, data, None, None, lambda: [generator(0, k) for k in (0, 1)]), torch.float32, batch=2, epochs=2,
         shuffle=True,
     )  # fmt: skip
-    seen = [(step, b, batches.batches[b][0].clone()) for step, b in batches]
+    seen = [(step, b, batches.current()[0].clone()) for step, b in batches]
     for k, x in enumerate(images):
         rng = generator(0, k)
         orders = rng.permuted(torch.arange(len(x)).numpy()[None].repeat(2, 0), axis=1)
         shift, flip = Augment(pad=2, flip=True).draw(rng, 2 * len(x))
         for step, b, batch_x in seen:
-            epoch = step // len(batches.batches)
+            epoch = step // len(batches.batch_weights)
             points = torch.from_numpy(orders[epoch][2 * b : 2 * b + 2])
             at = points + epoch * len(x)
             if len(points):

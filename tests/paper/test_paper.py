@@ -30,6 +30,7 @@ from fedsoft.reports.cells import Over
 from fedsoft.reports.page import Table
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec
+from fedsoft.studies.trials import Point
 from tests.helpers import record
 
 SYNTHETIC = [item for item in ITEMS.values() if item.data == "synthetic"]
@@ -330,7 +331,7 @@ def test_a_trial_that_failed_is_shown_and_never_chosen(tmp_path: Path) -> None:
     library = Library(tmp_path)
     trials = item.trials("fast", library)
     assert trials is not None
-    (failed,) = trials["ifca", 0.01, 10]
+    (failed,) = trials[Point("ifca", 0.01, 10)]
     (tmp_path / failed.id / "scores.json").unlink()
     assert item.tuning("fast", Library(tmp_path)) is None  # not ended
     library = Library(tmp_path)

@@ -189,7 +189,7 @@ def test_a_comparison_is_found_by_its_folder(tmp_path: Path) -> None:
     base = spec.read("synthetic-10-90", SMALL)
     made = compare(base, "fedsoft,fedavg,ifca(lr=0.5)", [0, 1], ProcessPool(tmp_path, 2), budget="work")
     assert made is not None
-    write_folder(tmp_path / made.name, {"comparison.csv": ComparisonReport.of(made).csv().encode()})
+    write_folder(tmp_path / made.name, {"comparison.csv": ComparisonReport.of(made).to_csv().encode()})
     found = page(tmp_path, "compare")
     assert found == page(tmp_path, str(tmp_path / made.name)) == page(tmp_path, made.name)
     table = blocks(found, Table)["methods-table"]

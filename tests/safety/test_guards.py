@@ -33,6 +33,7 @@ from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.exclusions import Exclusion, Reason, Refusal
 from fedsoft.safety.guards import Facts, Guards, without
 from fedsoft.safety.malicious import malicious_clients
+from fedsoft.training import Run
 from fedsoft.training.notices import Kind, exclusions, silence, unheard
 from fedsoft.training.rounds import MOST_NAMED
 from tests.helpers import record, silent, trained
@@ -155,7 +156,7 @@ def test_federations_sift_by_the_same_guards() -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def fit(algorithm: Any, **options: Any) -> fs.Run:
+def fit(algorithm: Any, **options: Any) -> Run:
     fed = fs.datasets.synthetic(partition="10:90", clients=12, points=(20, 30), seed=0)
     options = {"rounds": 3, "solver": fs.SGD(lr=0.02, epochs=2, batch=10), **options}
     return trained(algorithm, fed, fs.models.linear(), **options)

@@ -29,6 +29,7 @@ from fedsoft.runs.run_options import RunOptions
 from fedsoft.safety.noise import HiddenRows, hidden_shares
 from fedsoft.safety.privacy import Privacy, centers_epsilon, gaussian_epsilon, noise_for, statements
 from fedsoft.seeds import generator
+from fedsoft.training import Run
 from tests.helpers import Held, trained
 
 pytest.importorskip("dp_accounting", reason='needs an accountant: pip install "fedsoft[privacy]"')
@@ -197,7 +198,7 @@ def synthetic(**options: Any) -> fs.Federation:
     return fs.datasets.synthetic(partition="10:90", clients=20, points=(20, 40), seed=0, **options)
 
 
-def fit(algorithm: Any, privacy: Privacy | None, **options: Any) -> fs.Run:
+def fit(algorithm: Any, privacy: Privacy | None, **options: Any) -> Run:
     options = {"rounds": 4, "solver": fs.SGD(lr=0.02, epochs=2, batch=10), **options}
     return trained(algorithm, synthetic(), fs.models.linear(), **options, privacy=privacy)
 

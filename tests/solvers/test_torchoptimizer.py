@@ -11,7 +11,8 @@ import fedsoft as fs
 from fedsoft.core.client_data import ClientData
 from fedsoft.errors import InputError
 from fedsoft.plugins import ConsentError, build
-from fedsoft.runs.execute import execute, load
+from fedsoft.runs.execute import execute
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from tests.helpers import class_clients, federation, problem, random_stack, shape_of, trained

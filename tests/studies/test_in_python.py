@@ -224,7 +224,7 @@ def test_runs_in_this_process_stop_and_go_on(tmp_path: Path) -> None:
     from fedsoft.runs import spec
 
     base, seen = spec.read("synthetic-10-90", SMALL), []
-    stopped = ProcessPool(tmp_path, None, RunOptions(should_stop=lambda: len(seen) > 0, on_round=seen.append))
+    stopped = ProcessPool(tmp_path, None, RunOptions(should_stop=lambda: len(seen) > 0, callbacks=[seen.append]))
     assert stopped.run([base]) is None
     done = ProcessPool(tmp_path, None).run([base])
     assert done is not None

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import fedsoft as fs
 from fedsoft.errors import InputError
-from fedsoft.runs.execute import execute, load
+from fedsoft.runs.execute import execute
+from fedsoft.runs.load import load
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 

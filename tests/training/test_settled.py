@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from fedsoft.training.settled import settled
 from tests.helpers import record
 
 
-def course(values: list[float]) -> list[RoundRecord]:
+def course(values: Sequence[float]) -> list[RoundRecord]:
     return [replace(record(t), best=[value]) for t, value in enumerate(values)]
 
 
