@@ -72,6 +72,19 @@ class OuterProduct:
         torch.mm(self.left.t(), self.right, out=layout.unflatten(gradient)[self.name])
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step of m clients' training, for networks that train otherwise than they predict (dropout, batch statistics).
+
+    Arguments:
+        keys: names each client's draws in this step, `[m]` (see `draws`).
+        points: how many points of each client's batch are its own, `[m]`; those after them are padding.
+    """
+
+    keys: Tensor
+    points: Tensor
+
+
 class Backend(Protocol):
     """How the outputs and gradients of a stack of models are computed (see `backends`, `models.linear`)."""
 
@@ -89,10 +102,14 @@ class Backend(Protocol):
         """Return the outputs `[m, B, ...]` of named tensors `[m, ...]` on inputs `[m, B, ...]`."""
         ...
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         """Write the gradient of each model's `sum_i weight_i loss_i` into `out[m, P]`.
 
-        Products of thin matrices may be left to do, for a single model only.
+        Products of thin matrices may be left to do, for a single model only. With a `step`, the network trains: it
+        draws, and the places of statistics in `out` get their new values. Without, it is the gradient of what is
+        predicted.
         """
         ...
 
@@ -113,6 +130,9 @@ class Model:
         module: the named tensors of one model to a plain network of the same outputs, for export.
         backends: further backends that a user may choose, by name.
         apart: moves the weights of further centers, for models all of whose draws are the same (see `networks.starts`).
+        needs_step: whether training needs a `Step`, because it differs from prediction.
+        statistics: how many parameters, the last ones, are statistics of batches: they are averaged, sent and saved as
+            all others, but updated by every batch instead of by the solver.
     """
 
     layout: Layout
@@ -125,6 +145,8 @@ class Model:
     module: Callable[[Params], nn.Module] | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
     apart: Callable[[Tensor, np.random.Generator], Tensor] | None = None
+    needs_step: bool = False
+    statistics: int = 0
 
     def by(self, backend: str) -> Model:
         """Return the same model with another backend."""
@@ -152,9 +174,11 @@ class Model:
             product.write(self.layout, out[0])
         return out
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         """Write that gradient into `out[m, P]`, except for products that are returned, see `Backend`."""
-        return self.backend.gradient_into(out, w, as_numbers(x, w.dtype), y, weight)
+        return self.backend.gradient_into(out, w, as_numbers(x, w.dtype), y, weight, step)
 
 
 def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:

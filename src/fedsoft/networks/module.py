@@ -3,132 +3,107 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container
-from dataclasses import replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedsoft.core.backends import OneByOne, Stacked
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.metrics import Goal, Metric, goal
-from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params
+from fedsoft.core.model import Backend, Builder, Layout, Model, Params, Step
 from fedsoft.errors import InputError
-from fedsoft.machine.threads import PerThread
+from fedsoft.networks.adapters import merged, trained_only
 from fedsoft.networks.chain import as_chain
-from fedsoft.networks.starts import Init, start_of
+from fedsoft.networks.forwards import LoopedModule, Network, OneClient
+from fedsoft.networks.starts import Init, start_of, weights_of
+from fedsoft.networks.statistics import PARTS, statistics_of
+from fedsoft.plugins import imported
 from fedsoft.seeds import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def from_module(
-    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Init = "auto"
+    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Init = "auto", trainable: Sequence[str] = ()
 ) -> Builder:  # fmt: skip
     """Make a model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
 
     def build(shape: DataShape) -> Model:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            try:
-                net = make()
-            except Exception as error:  # whatever a user's function may raise
-                raise InputError(f"module: factory failed: {type(error).__name__}: {error}") from None
-        if not isinstance(net, nn.Module):
-            raise InputError(f"module: factory made a {type(net).__name__}, should be a torch.nn.Module")
-        net = copy.deepcopy(net)
-        _refuse_hidden_state(net)
-        layout = Layout({name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad})
-        if not layout.size:
+        net = _made(make, trainable)
+        statistics = statistics_of(net)
+        shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad}
+        if not shapes:
             raise InputError("module: the network has no parameters to train")
-        kept = layout.flatten({name: p.detach().float() for name, p in net.named_parameters()})
-        fixed_parts = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
-        fixed_parts |= dict(net.named_buffers())
-
-        here = PerThread()  # a call puts parameters into the network, so every thread has one of its own
-
-        def one(params: Params, x: Tensor) -> Tensor:
-            if not hasattr(here, "net"):
-                here.net = copy.deepcopy(net)
-            still = {
-                name: b.to(x.device, x.dtype if b.is_floating_point() else None) for name, b in fixed_parts.items()
-            }
-            return _column(functional_call(here.net, {**params, **still}, (x,)), shape)
+        layout = Layout({**shapes, **{name: tuple(b.shape) for name, b in statistics.items()}})
+        network = Network(net, layout, tuple(statistics), shape)
+        trial = _try(network, shape)
+        network = replace(network, watched=trial.watched)
 
         def module(params: Params) -> nn.Module:
             made = copy.deepcopy(net).to(next(iter(params.values())).dtype).eval()
-            for name, parameter in made.named_parameters():  # not by its state: shared tensors have several names there
+            # Not by its state: shared tensors have several names there.
+            for name, tensor in (*made.named_parameters(), *made.named_buffers()):
                 if name in params:
-                    parameter.data = params[name].clone()
-            return made
+                    variance = name in statistics and name.endswith(PARTS[1])
+                    tensor.data = params[name].clamp(min=0) if variance else params[name].clone()
+            return merged(made)
 
         aim = goal(shape.task) if loss == "auto" else _own_goal(loss, shape)
-        start = start_of(make, net, layout, init)
-        looped = LoopedModule(net, layout, shape)
-        backends: dict[str, Backend] = {"loop": OneByOne(layout, looped, aim.loss, "loop")}
-        if _can_vmap(one, layout, kept, shape):
-            backends["stacked"] = Stacked(layout, vmap(one), aim.loss)
+        start = start_of(make, net, layout, init, len(shapes))
+        backends: dict[str, Backend] = {"loop": OneByOne(layout, LoopedModule(network), aim.loss, "loop")}
+        if trial.stacks:
+            backends["stacked"] = _stacked(network, aim.loss, trial.differs)
         chain = as_chain(net, layout, shape.input) if shape.task == "classification" else None
         if chain is not None:
             backends["chain"] = OneByOne(layout, chain, aim.loss, "chain")
         best = backends[_best(net, backends)]
         return Model(
             layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
-            apart=start.apart,
+            apart=start.apart, needs_step=trial.differs, statistics=sum(b.numel() for b in statistics.values()),
         )  # fmt: skip
 
     return build
 
 
-class LoopedModule:
-    """A `backends.Network` that takes the parameters of one client after the other.
-
-    Its own parameters become views of the client's, so that a step costs no more than in a plain loop.
-    """
-
-    def __init__(self, net: nn.Module, layout: Layout, shape: DataShape) -> None:
-        self.net, self.layout, self.shape = net, layout, shape
-        self.here = PerThread()
-
-    def outputs(self, params: Params, x: Tensor) -> Tensor:
-        rows = []
-        with torch.no_grad():
-            for k, inputs in enumerate(x):
-                net, _ = self._with({name: part[k] for name, part in params.items()}, x)
-                rows.append(_column(net(inputs), self.shape))
-        return torch.stack(rows)
-
-    def gradient(
-        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
-    ) -> list[OuterProduct]:
-        net, leaves = self._with(self.layout.unflatten(w), x)
-        with torch.enable_grad():
-            output = _column(net(x), self.shape)
-        parts = torch.autograd.grad(
-            output, leaves, loss_gradient(output.detach()), allow_unused=True, materialize_grads=True
-        )  # fmt: skip
-        torch.cat([part.reshape(-1) for part in parts], out=out)
-        return []
-
-    def _with(self, params: Params, x: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
-        """Return the network of this thread with these parameters, and the parameters to train."""
-        kind = (x.device, x.dtype)
-        if getattr(self.here, "kind", None) != kind:
-            net = copy.deepcopy(self.net).to(*kind)
-            found = dict(net.named_parameters())
-            self.here.net, self.here.leaves = net, [found[name] for name in self.layout.shapes]
-            self.here.kind = kind
-        for leaf, name in zip(self.here.leaves, self.layout.shapes, strict=True):
-            leaf.data = params[name]
-        return self.here.net, self.here.leaves
+def maker(factory: str | nn.Module | Callable[[], Any]) -> Callable[[], Any]:
+    """Return what makes a network, given as a setting: a network, a function that makes one, or the name of either."""
+    # A name that comes with a run is imported by `plugins.build`: text that gets here was typed by the user.
+    named: Any = imported(factory, allow=[factory]) if isinstance(factory, str) else factory
+    if not isinstance(named, nn.Module):
+        return named
+    finished = copy.deepcopy(named)  # what is done to it later is not ours
+    return lambda: finished
 
 
-def _column(out: Any, shape: DataShape) -> Any:
-    """A regression head usually ends in one unit: [B, 1] for targets [B]."""
-    column = isinstance(out, Tensor) and shape.task == "regression" and out.ndim == 2 and out.shape[1] == 1
-    return out.squeeze(1) if column else out
+def _made(make: Callable[[], Any], trainable: Sequence[str]) -> nn.Module:
+    """Return a network of our own, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            net = make()
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            raise InputError(f"module: factory failed: {type(error).__name__}: {error}") from None
+    if not isinstance(net, nn.Module):
+        raise InputError(f"module: factory made a {type(net).__name__}, should be a torch.nn.Module")
+    net = copy.deepcopy(net)
+    trained_only(net, trainable)
+    return net
+
+
+def _stacked(network: Network, loss: Loss, differs: bool) -> Stacked:
+    one = OneClient(network)
+
+    def training(params: Params, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        real = torch.arange(x.shape[1], device=x.device) < step.points[:, None]
+        return vmap(one.train)(params, x, step.keys, real)
+
+    return Stacked(network.layout, vmap(one.predict), loss, training=training if differs else None)
 
 
 def _best(net: nn.Module, backends: Container[str]) -> str:
@@ -139,30 +114,29 @@ def _best(net: nn.Module, backends: Container[str]) -> str:
     return "stacked" if "stacked" in backends and not convolves else "loop"
 
 
-def _refuse_hidden_state(net: nn.Module) -> None:
-    """Averaging parameters must be all there is to averaging a model, and draws must come from `seeds`."""
-    for name, part in net.named_modules():
-        if getattr(part, "running_mean", None) is not None:
-            raise InputError(
-                f"module: '{name}' ({type(part).__name__}) keeps running statistics, which do not survive averaging: "
-                "use GroupNorm"
-            )
-        chance = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0)
-        if isinstance(chance, int | float) and chance > 0:
-            raise InputError(
-                f"module: '{name}' ({type(part).__name__}, p={chance}) draws random numbers that no seed of ours "
-                "controls: set p=0; the proximal term already regularizes"
-            )
+@dataclass(frozen=True)
+class Trial:
+    """What a network does with a few points: whether clients can be stacked, whether it trains otherwise than it
+    predicts, and whether its calls have to be watched for that (see `passes`)."""
+
+    stacks: bool
+    differs: bool
+    watched: bool
 
 
-def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Tensor, shape: DataShape) -> bool:
-    """Return whether clients can be stacked: recurrent layers and data-dependent control flow cannot be."""
-    w = kept.expand(2, -1)
+def _try(network: Network, shape: DataShape) -> Trial:
+    """Try the network on a few points. Recurrent layers and data-dependent control flow cannot be stacked."""
+    one, layout = OneClient(replace(network, watched=True)), network.layout
+    kept = weights_of(network.net, layout)
     x = torch.from_numpy(generator(0, "try").standard_normal((2, 3, *shape.input))).float()
+    params, keys, real = layout.unflatten(kept), torch.arange(2), torch.ones(2, 3, dtype=torch.bool)
     try:
         with torch.no_grad():
-            expected, alone = one(layout.unflatten(kept), x[0]), one(layout.unflatten(kept), x[0, :1])
+            expected, alone = one.predict(params, x[0]), one.predict(params, x[0, :1])
+            trained, _ = one.train(params, x[0], keys[0])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
         first = str(error).strip().splitlines()[0]
         raise InputError(f"module: the network fails on 3 points of shape {list(shape.input)}: {first}") from None
     if not isinstance(expected, Tensor):
@@ -172,11 +146,22 @@ def _can_vmap(one: Callable[[Params, Tensor], Tensor], layout: Layout, kept: Ten
             "module: the output for a point depends on the other points of its batch (batch statistics?): "
             "batches are padded here, so every point must be treated on its own, for instance with GroupNorm"
         )
+    drops = any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in network.net.modules())
+    differs = drops or bool(network.statistics) or not torch.allclose(trained, expected, atol=1e-6)
+    # In prediction attention takes shortcuts that cannot be stacked, unless its calls are watched.
+    watched = differs or any(isinstance(part, nn.MultiheadAttention) for part in network.net.modules())
+    one = OneClient(replace(network, watched=watched))
+    w = layout.unflatten(kept.expand(2, -1))
     try:
         with torch.no_grad():
-            return bool(torch.allclose(vmap(one)(layout.unflatten(w), x)[0], expected, atol=1e-4))
+            found = vmap(one.predict)(w, x)[0]
+            if differs:
+                stepped = vmap(one.train)(w, x, keys, real)[0][0]
+                if not torch.allclose(stepped, trained, atol=1e-4):
+                    return Trial(False, differs, watched)
+        return Trial(bool(torch.allclose(found, expected, atol=1e-4)), differs, watched)
     except (RuntimeError, ValueError, TypeError):
-        return False
+        return Trial(False, differs, watched)
 
 
 def _own_goal(loss: Loss, shape: DataShape) -> Goal:
