@@ -133,6 +133,7 @@ class Model:
         needs_step: whether training needs a `Step`, because it differs from prediction.
         statistics: how many parameters, the last ones, are statistics of batches: they are averaged, sent and saved as
             all others, but updated by every batch instead of by the solver.
+        local_statistics: whether they stay with each client, in place of being averaged.
     """
 
     layout: Layout
@@ -147,6 +148,7 @@ class Model:
     apart: Callable[[Tensor, np.random.Generator], Tensor] | None = None
     needs_step: bool = False
     statistics: int = 0
+    local_statistics: bool = False
 
     def by(self, backend: str) -> Model:
         """Return the same model with another backend."""
@@ -162,6 +164,12 @@ class Model:
     def size(self) -> int:
         """The number of parameters P."""
         return self.layout.size
+
+    def with_statistics(self, w: Tensor, statistics: Tensor | None) -> Tensor:
+        """Return models `w[..., P]` with these statistics `[..., Q]` in place of their own; None leaves them."""
+        if statistics is None:
+            return w
+        return torch.cat([w[..., : -self.statistics], statistics.expand(*w.shape[:-1], -1).to(w)], -1)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of each model on its own inputs, `w[m, P]`, `x[m, B, ...]`."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsoft.core.model import Builder
 from fedsoft.networks.adapters import Patterns
-from fedsoft.networks.module import Loss, from_module, maker
+from fedsoft.networks.module import Keep, Loss, from_module, maker
 from fedsoft.networks.starts import Init
 from fedsoft.plugins import CodeName
 from fedsoft.settings import checked
@@ -23,6 +23,7 @@ def module(
     loss: Literal["auto"] | Loss = "auto",
     init: Init = "auto",
     trainable: Patterns = None,
+    statistics: Keep = "averaged",
 ) -> Builder:
     """Your own network.
 
@@ -38,6 +39,9 @@ def module(
         trainable: patterns of names of parameters, such as `["head.*", "*.bias"]`. Only these are trained, kept for
             each client, averaged and sent; all others stay as the network brings them. Default: all whose
             `requires_grad` is true.
+        statistics: what becomes of the running statistics of BatchNorm. `averaged`: they are averaged and sent with
+            the weights, so that every center is a complete model. `local`: every client keeps its own and uses them
+            with any model; they are never sent, and centers have none.
     """
     made = maker(factory)
-    return from_module(made, loss, init, trainable or ())
+    return from_module(made, loss, init, trainable or (), statistics)

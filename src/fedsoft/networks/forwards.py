@@ -29,6 +29,7 @@ class Network:
         statistics: the names of the statistics.
         shape: of the data.
         watched: whether its calls are to be watched for draws and statistics (see `passes`).
+        local: whether clients keep their statistics to themselves.
     """
 
     net: nn.Module
@@ -36,6 +37,7 @@ class Network:
     statistics: tuple[str, ...]
     shape: DataShape
     watched: bool = False
+    local: bool = False
 
     def watch(self, passing: Pass) -> AbstractContextManager[Any]:
         return passing if self.watched else nullcontext()
@@ -56,12 +58,12 @@ class OneClient:
         self.still = {name: t.detach().clone() for name, t in still.items() if name not in layout.shapes}
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
-        with self.network.watch(Pass(stacked=True)):
+        with self.network.watch(Pass(statistics=Statistics({}, local=self.network.local), stacked=True)):
             return self._call(params, x, training=False)
 
     def train(self, params: Params, x: Tensor, key: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs in a step of training, and the statistics after it."""
-        statistics = Statistics(params, self.network.statistics)
+        statistics = Statistics(params, self.network.statistics, local=self.network.local)
         with self.network.watch(Pass(key, real, statistics, stacked=True)):
             out = self._call(params, x, training=True)
         return out, statistics.vector(x)
@@ -99,7 +101,7 @@ class LoopedModule:
         with torch.no_grad():
             for k, inputs in enumerate(x):
                 net, _, _ = self._with({name: part[k] for name, part in params.items()}, x, training=False)
-                with self.network.watch(Pass()):
+                with self.network.watch(Pass(statistics=Statistics({}, local=self.network.local))):
                     rows.append(self.network.column(net(inputs)))
         return torch.stack(rows)
 
@@ -107,7 +109,7 @@ class LoopedModule:
         self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor, key: Tensor | None = None
     ) -> list[OuterProduct]:
         net, leaves, buffers = self._with(self.layout.unflatten(w), x, training=key is not None)
-        statistics = Statistics(buffers, self.network.statistics)
+        statistics = Statistics(buffers, self.network.statistics, local=self.network.local)
         with torch.enable_grad(), self.network.watch(Pass(key, None, statistics)):
             output = self.network.column(net(x))
         parts = torch.autograd.grad(

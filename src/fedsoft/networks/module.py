@@ -24,22 +24,26 @@ from fedsoft.networks.statistics import PARTS, statistics_of
 from fedsoft.plugins import imported
 from fedsoft.seeds import generator
 
+Keep = Literal["averaged", "local"]
+"""Whether statistics of batches are averaged with the weights, or kept by each client."""
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def from_module(
-    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Init = "auto", trainable: Sequence[str] = ()
+    make: Callable[[], Any], loss: Literal["auto"] | Loss = "auto", init: Init = "auto", trainable: Sequence[str] = (),
+    statistics: Keep = "averaged",
 ) -> Builder:  # fmt: skip
     """Make a model from a function that makes a `torch.nn.Module`; see `fedsoft.models.module` for the arguments."""
 
     def build(shape: DataShape) -> Model:
         net = _made(make, trainable)
-        statistics = statistics_of(net)
+        running = statistics_of(net)
         shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad}
         if not shapes:
             raise InputError("module: the network has no parameters to train")
-        layout = Layout({**shapes, **{name: tuple(b.shape) for name, b in statistics.items()}})
-        network = Network(net, layout, tuple(statistics), shape)
+        layout = Layout({**shapes, **{name: tuple(b.shape) for name, b in running.items()}})
+        network = Network(net, layout, tuple(running), shape, local=statistics == "local")
         trial = _try(network, shape)
         network = replace(network, watched=trial.watched)
 
@@ -48,7 +52,7 @@ def from_module(
             # Not by its state: shared tensors have several names there.
             for name, tensor in (*made.named_parameters(), *made.named_buffers()):
                 if name in params:
-                    variance = name in statistics and name.endswith(PARTS[1])
+                    variance = name in running and name.endswith(PARTS[1])
                     tensor.data = params[name].clamp(min=0) if variance else params[name].clone()
             return merged(made)
 
@@ -63,7 +67,8 @@ def from_module(
         best = backends[_best(net, backends)]
         return Model(
             layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
-            apart=start.apart, needs_step=trial.differs, statistics=sum(b.numel() for b in statistics.values()),
+            apart=start.apart, needs_step=trial.differs, statistics=sum(b.numel() for b in running.values()),
+            local_statistics=statistics == "local" and bool(running),
         )  # fmt: skip
 
     return build

@@ -170,11 +170,10 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     own = at.statistics.find(running_mean)
+    affine = {"weight": weight, "bias": bias, "momentum": momentum, "eps": eps}
     if running_mean is None or running_var is None or (at.key is not None and training and own is not None):
-        affine = {"weight": weight, "bias": bias, "momentum": momentum, "eps": eps}
         return at.statistics.normalised(func, input, own, at.real, affine)
-    # Noise that hides a client, or a malicious one, may leave a variance below 0.
-    return func(input, running_mean, running_var.clamp(min=0), weight, bias, False, momentum, eps)
+    return at.statistics.predicted(func, input, running_mean, running_var, affine)
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {

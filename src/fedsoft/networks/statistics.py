@@ -51,9 +51,11 @@ class Statistics:
 
     Arguments:
         params: the tensors of the network by name; those of `names` are statistics.
+        local: whether a model may come without any, all variances 0, because clients keep their own.
     """
 
-    def __init__(self, params: Params, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, params: Params, names: tuple[str, ...] = (), *, local: bool = False) -> None:
+        self.local = local
         self.now = {name: params[name] for name in names}
 
     def find(self, running_mean: Tensor | None) -> str | None:
@@ -64,6 +66,19 @@ class Statistics:
         """Return all of them in a row."""
         return torch.cat([value.detach() for value in self.now.values()]) if self.now else like.new_zeros(0)
 
+    def predicted(
+        self, func: Callable[..., Tensor], x: Tensor, mean: Tensor, var: Tensor, affine: Mapping[str, Any]
+    ) -> Tensor:
+        """Return a batch normalised by running statistics; by its own, where there are none."""
+        # Noise that hides a client, or a malicious one, may leave a variance below 0.
+        mean, var = mean.detach(), var.detach().clamp(min=0)
+        if self.local and len(x):
+            none = (var == 0).all()
+            axes, own = [0, *range(2, x.ndim)], x.detach()
+            mean = torch.where(none, own.mean(axes), mean)
+            var = torch.where(none, own.var(axes, correction=0), var)
+        return func(x, mean, var, training=False, **affine)
+
     def normalised(
         self, func: Callable[..., Tensor], x: Tensor, name: str | None, real: Tensor | None, affine: Mapping[str, Any]
     ) -> Tensor:
@@ -73,15 +88,19 @@ class Statistics:
         them alone.
         """
         mean, var = (None, None) if name is None else (self.now[name], self.now[_variance(name)])
+        if self.local and mean is not None and var is not None:  # a new client's first batch is all that it knows
+            none = (var <= 0).all()
+            var = torch.where(none, torch.ones_like(var), var)
+            affine = {**affine, "momentum": torch.where(none, 1.0, affine["momentum"])}
         if real is not None:
             out, mean, var = _masked(x, real, mean, var, affine)
         elif x.numel() // x.shape[1] > 1:
             mean, var = (None, None) if mean is None or var is None else (mean.clone(), var.clone())
-            out = func(x, mean, var, training=True, **affine)
+            out = func(x, mean, var, training=True, **{**affine, "momentum": float(affine["momentum"])})
         elif mean is None or var is None:
             raise InputError("module: a batch of one point has no statistics to normalise it by: use GroupNorm")
         else:
-            return func(x, mean, var.clamp(min=0), training=False, **affine)
+            return self.predicted(func, x, mean, var, {**affine, "momentum": 0.0})
         if name is not None and mean is not None and var is not None:
             self._put(name, mean, var)
         return out
