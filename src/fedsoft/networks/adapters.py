@@ -10,13 +10,13 @@ import copy
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
@@ -36,11 +36,12 @@ class LowRank(nn.Module):
     lora_a: nn.Parameter
     lora_b: nn.Parameter
     lora_scale: float
+    lora_key = "weight"
     weight: Tensor
 
     def change(self) -> Tensor:
         """Return what is to be added to the weight."""
-        return (self.lora_scale * self.lora_b @ self.lora_a.flatten(1)).view_as(self.weight)
+        return self.lora_scale * self.lora_b @ self.lora_a.flatten(1)
 
 
 class LowRankLinear(LowRank, nn.Linear):
@@ -85,20 +86,31 @@ class LowRankConv3d(_LowRankConvolution, nn.Conv3d):
     """`nn.Conv3d` with an adapter."""
 
 
-class LowRankSum(nn.Module):
-    """A weight with its change added: attention uses its weights itself (see `torch.nn.utils.parametrize`)."""
+def _sum_of(key: str) -> Any:
+    """Make a weight that is the frozen one with its change added."""
 
-    def __init__(self, a: Tensor, b: Tensor, scale: float) -> None:
-        super().__init__()
-        self.lora_a, self.lora_b, self.lora_scale = nn.Parameter(a), nn.Parameter(b), scale
+    def weight(self: Any) -> Tensor:
+        return self._parameters[key] + self.lora_scale * self.lora_b @ self.lora_a
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.lora_scale * self.lora_b @ self.lora_a
+    return property(weight)
+
+
+class LowRankAttention(LowRank, nn.MultiheadAttention):
+    """`nn.MultiheadAttention` with an adapter of its queries, keys and values; its function takes the weight itself."""
+
+    lora_key = "in_proj_weight"
+    in_proj_weight = _sum_of("in_proj_weight")
+
+
+class LowRankOutput(LowRank, NonDynamicallyQuantizableLinear):
+    """The last layer of attention with an adapter."""
+
+    weight = _sum_of("weight")
 
 
 LAYERS: dict[type[nn.Module], type[LowRank]] = {
     nn.Linear: LowRankLinear, nn.Embedding: LowRankEmbedding, nn.Conv1d: LowRankConv1d, nn.Conv2d: LowRankConv2d,
-    nn.Conv3d: LowRankConv3d,
+    nn.Conv3d: LowRankConv3d, nn.MultiheadAttention: LowRankAttention, NonDynamicallyQuantizableLinear: LowRankOutput,
 }  # fmt: skip
 PLAIN = {adapted: plain for plain, adapted in LAYERS.items()}
 
@@ -112,38 +124,27 @@ def adapted(net: nn.Module, rank: int, alpha: float | None, targets: Sequence[st
         known = f"should match some of {', '.join(possible)}" if possible else "the network has none"
         raise InputError(f"lora: targets = {list(targets)} match no layer that takes an adapter: {known}")
     for name, part in chosen.items():
-        if isinstance(part, nn.MultiheadAttention):
-            for owner, key in _attention_weights(part):
-                weight = getattr(owner, key)
-                low = LowRankSum(*_factors(f"{name}.{key}", len(weight), weight[0].shape, rank, weight), 1.0)
-                low.lora_scale = _scale(low.lora_a, alpha)
-                parametrize.register_parametrization(owner, key, low)
-            continue
         _adapt(name, part, rank, alpha)
     return net
 
 
 def _takes_adapter(part: nn.Module) -> bool:
     """Return whether a layer can have an adapter: not where channels are in groups, or a norm is kept by the layer."""
-    plain = getattr(part, "groups", 1) == 1 and getattr(part, "max_norm", None) is None
-    return type(part) is nn.MultiheadAttention or (type(part) in LAYERS and plain)
-
-
-def _attention_weights(part: nn.MultiheadAttention) -> list[tuple[nn.Module, str]]:
-    own = [key for key in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-           if getattr(part, key) is not None]  # fmt: skip
-    return [*((part, key) for key in own), (part.out_proj, "weight")]
+    if type(part) is nn.MultiheadAttention:
+        return part.in_proj_weight is not None
+    return type(part) in LAYERS and getattr(part, "groups", 1) == 1 and getattr(part, "max_norm", None) is None
 
 
 def _adapt(name: str, part: nn.Module, rank: int, alpha: float | None) -> None:
-    weight, layer = part.get_parameter("weight"), type(part)
+    layer = LAYERS[type(part)]
+    weight = part.get_parameter(layer.lora_key)
     outputs, inputs = weight.shape[0], weight.shape[1:]
     if isinstance(part, nn.Embedding):
         outputs, inputs = weight.shape[1], weight.shape[:1]
     a, b = _factors(name, outputs, inputs, rank, weight)
     if isinstance(part, nn.Embedding) and part.padding_idx is not None:
         a[:, part.padding_idx] = 0  # what is padded stays as it is
-    _become(part, LAYERS[layer])
+    _become(part, layer)
     part.register_parameter("lora_a", nn.Parameter(a))
     part.register_parameter("lora_b", nn.Parameter(b))
     part.lora_scale = _scale(a, alpha)  # pyright: ignore[reportArgumentType]
@@ -171,14 +172,12 @@ def merged(net: nn.Module) -> nn.Module:
     """Add all adapters of a network to its weights, in place: what is left are plain layers."""
     for part in list(net.modules()):
         if isinstance(part, LowRank):
-            part.weight += part.change()
+            weight = part._parameters[part.lora_key]  # as it is, without the change
+            assert weight is not None
+            weight += part.change().view_as(weight)
             _become(part, PLAIN[type(part)])
             for name in (*NAMES, "lora_scale"):
                 delattr(part, name)
-        elif parametrize.is_parametrized(part):
-            for key, chain in list(part.parametrizations.items()):  # pyright: ignore
-                if isinstance(chain[0], LowRankSum):
-                    parametrize.remove_parametrizations(part, key)
     return net
 
 
