@@ -2,10 +2,10 @@
 
     FEDSOFT_DATA=... python -m benchmarks.adapters [--clients 100] [--rounds 20]
 
-The CNN learns the 26 letters (EMNIST, both cases, 8 x 8 pixels) in one place. Then clients with the digits of scikit-learn,
-upright and turned by 90 degrees, 10:90, train it with FedSoft (S = 2) from these weights, with a new last layer. Every way of
-training runs in a process of its own, so that its peak memory is its own: that above what the process had before the run.
-Prints the table of docs/models.md.
+The CNN learns the 26 letters (EMNIST, both cases, 8 x 8 pixels) in one place. Then clients with the digits of
+scikit-learn, upright and turned by 90 degrees, 10:90, train it with FedSoft (S = 2) from these weights, with a new last
+layer. Every way of training runs in a process of its own, so that its peak memory is its own: that above what the
+process had before the run. Prints the table of docs/models.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adapt a pretrained CNN to clients with low-rank adapters (LoRA): only the adapters travel.
 
-The CNN learns the digits 0 to 4 in one place. Then 16 clients, half of whom hold their images sideways, learn the digits 5
-to 9 from it, once in full and once by adapters of its frozen layers.
+The CNN learns the digits 0 to 4 in one place. Then 16 clients, half of whom hold their images sideways, learn the
+digits 5 to 9 from it, once in full and once by adapters of its frozen layers.
 
 python examples/lora_adapters.py
 """

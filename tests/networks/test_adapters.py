@@ -93,7 +93,7 @@ def test_the_change_is_b_times_a_scaled_by_alpha() -> None:
     net = changed(adapted(base, 2, 6.0, ["0"]))
     a, b = net.get_parameter("0.lora_a"), net.get_parameter("0.lora_b")
     assert (a.shape, b.shape) == ((2, 6), (8, 2))
-    expected = base[0].weight + 3 * b @ a
+    expected = base.get_parameter("0.weight") + 3 * b @ a
     torch.testing.assert_close(merged(net).get_parameter("0.weight"), expected)
     high = adapted(base, 100, None, ["2"])
     assert high.get_parameter("2.lora_a").shape == (3, 8)  # no more than the smaller side
@@ -138,7 +138,7 @@ def test_centers_start_apart_and_the_first_and_all_clients_at_the_network_itself
     others = [run.predict(x, center=s) for s in (1, 2)]
     for other in others:
         assert 1e-4 < float((other - expected).abs().max()) < 0.5
-    assert not torch.allclose(*others, atol=1e-4)
+    assert not torch.allclose(others[0], others[1], atol=1e-4)
 
 
 def test_a_drawn_head_is_drawn_and_the_rest_kept() -> None:
@@ -176,12 +176,8 @@ def test_frozen_parts_stay_and_requires_grad_and_patterns_are_one_mechanism() ->
     assert by_hand.layout.shapes == by_name.layout.shapes
     w, x = random_stack(by_hand, 2), torch.randn(2, 3, 6, dtype=torch.float64)
     assert torch.equal(by_hand.outputs(w, x), by_name.outputs(w, x))
-    run = fitted(
-        fs.FedSoft(S=2),
-        class_clients(dimension=6, classes=3),
-        2,
-        model=fs.models.module(perceptron(), trainable=["2.*"]),
-    )
+    frozen = fs.models.module(perceptron(), trainable=["2.*"])
+    run = fitted(fs.FedSoft(S=2), class_clients(dimension=6, classes=3), 2, fs.SGD(epochs=1), model=frozen)
     assert run.model.module is not None
     whole = run.model.module(run.model.layout.unflatten(run.state.centers[0]))
     torch.testing.assert_close(whole.get_parameter("0.weight").float(), perceptron()[0].weight)
@@ -190,15 +186,13 @@ def test_frozen_parts_stay_and_requires_grad_and_patterns_are_one_mechanism() ->
 def test_training_with_adapters_agrees_over_backends_and_lowers_the_loss() -> None:
     pairs = class_clients((30, 25, 40), dimension=6, classes=3)
     model = fs.models.lora(perceptron(), rank=2)
-    runs = [
-        fitted(fs.FedSoft(S=2), pairs, 4, fs.SGD(lr=0.1, epochs=5), model=model, **more)
-        for more in ({}, {"backend": "loop"}, {"chunk": 1})
-    ]
+    settings: list[dict[str, Any]] = [{}, {"backend": "loop"}, {"chunk": 1}]
+    runs = [fitted(fs.FedSoft(S=2), pairs, 4, fs.SGD(lr=0.1, epochs=5), model=model, **more) for more in settings]
     for other in runs[1:]:
         torch.testing.assert_close(runs[0].state.centers, other.state.centers, rtol=1e-7, atol=1e-9)
 
     def loss(out: Tensor, y: Tensor) -> float:
-        return float(F.nll_loss(out.log(), y))
+        return float(F.nll_loss(out.detach().log(), y))
 
     x, y = pairs[2]
     before = loss(perceptron().double()(x.double()).softmax(1), y)
@@ -238,9 +232,7 @@ def test_an_export_is_the_network_with_the_adapter_added(name: str, tmp_path: Pa
 def test_patterns_that_match_nothing_are_refused_with_what_there_is() -> None:
     with pytest.raises(InputError, match=r"targets = \['head'\] match no layer .*: should match some of 0, 2"):
         fs.models.lora(perceptron(), targets=["head"])(VECTORS)
-    with pytest.raises(
-        InputError, match=r"trainable = 'head\.\*' matches no parameter of the network, which are 0\.wei"
-    ):
+    with pytest.raises(InputError, match=r"trainable = 'head\.\*' matches no parameter of the network, which are 0"):
         fs.models.module(perceptron(), trainable=["head.*"])(VECTORS)
     with pytest.raises(InputError, match="the network has none"):
         fs.models.lora(nn.PReLU())(VECTORS)
