@@ -89,10 +89,11 @@ def federate(way: str, file: Path, clients: int, rounds: int) -> dict[str, float
     states = run.engine.client_states
     kept = sum(states[name].numel() * states[name].element_size() for name in states) / clients
     assert scores.personal_held_out is not None
+    served = scores.of_best or []
     return {
         "trained": run.model.size, "sent": sum(r.bytes_down + r.bytes_up for r in run.history) / 1e6,
         "kept": kept / 1e3, "peak": peak / 1024, "seconds": seconds,
-        "personal": scores.personal_held_out.mean, "centers": float(scores.centers.max(0).values.mean()),
+        "personal": scores.personal_held_out.mean, "centers": sum(served) / max(1, len(served)),
     }  # fmt: skip
 
 

@@ -91,3 +91,14 @@ def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     for name in typer.main.get_command(app).commands:  # pyright: ignore[reportAttributeAccessIssue]
         assert f"fedsoft {name}" in text, name
+
+
+def test_the_examples_of_layers_run() -> None:
+    """The Python blocks of three sections, in order, as one session."""
+    text = (ROOT / "docs" / "models.md").read_text("utf-8").partition("\n## Dropout\n")[2]
+    found = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(found) == 2
+    names: dict[str, Any] = {}
+    for code in found:
+        exec(compile(code, "models.md", "exec"), names)
+    assert sorted(names["run"].centers[0]) == ["0.lora_a", "0.lora_b", "4.bias", "4.weight"]
