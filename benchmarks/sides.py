@@ -2,8 +2,8 @@
 
     python -m benchmarks.sides ROW theirs|ours [--small]
 
-Every line that comes in asks for a piece of work (`go`), or for the check that both sides compute the same (`check`);
-every line that goes out is the answer, as JSON.
+Every line that comes in asks for a piece of work (`go`), for the most memory that was used so far (`memory`, in MB), or
+for the check that both sides compute the same (`check`); every line that goes out is the answer, as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,8 @@ def main() -> None:
     for line in sys.stdin:
         if line.strip() == "check":
             print(json.dumps(row.check() if row.check else None), flush=True)
+        elif line.strip() == "memory":
+            print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), flush=True)
         else:
             print(json.dumps(side()), flush=True)
 

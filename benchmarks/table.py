@@ -33,35 +33,41 @@ def measure(name: str, repeats: int, small: bool) -> Result:
             for side, process in (("theirs", theirs), ("ours", ours)):
                 spent, units = process.ask("go")
                 seconds[side].append(spent / units)
+        memory = {"theirs": round(theirs.ask("memory")), "ours": round(ours.ask("memory"))}
         difference = ours.ask("check")
     turns = [row.ratio(a, b) for a, b in zip(seconds["theirs"], seconds["ours"], strict=True)]
     return {
         "theirs": _summary(seconds["theirs"]), "ours": _summary(seconds["ours"]), "unit": row.unit,
         "ratio": _round(statistics.median(turns)), "lowest": _round(min(turns)), "highest": _round(max(turns)),
         "of_the_best": _round(row.ratio(min(seconds["theirs"]), min(seconds["ours"]))),
-        "repeats": repeats, "difference": difference,
+        "repeats": repeats, "difference": difference, "memory": memory,
     }  # fmt: skip
 
 
 def show(results: dict[str, Result], last: dict[str, Result], free_cores: float) -> Table:
     """The table, with the ratios of the last time. What two workers reach is judged only where two cores are free."""
     table = Table("row", "work", "against")
-    for column in ("theirs", "ours", "ratio", "from-to", "reach", "reached", "last time"):
+    for column in ("theirs", "ours", "ratio", "from-to", "MB", "reach", "reached", "last time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
         row = ROWS[name]
         if "skipped" in result:
-            table.add_row(name, row.work, row.against, "", "", "", "", _reach(row), "skipped", "")
+            table.add_row(name, row.work, row.against, "", "", "", "", "", _reach(row), "skipped", "")
             continue
         before = last.get(name, {}).get("ratio")
         ratio = result["ratio"]
         table.add_row(
             name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
-            _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
+            _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _memory(result), _reach(row),
             "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
             "" if before is None else change(row, before, ratio),
         )  # fmt: skip
     return table
+
+
+def _memory(result: Result) -> str:
+    """Peak memory of both processes, all of Python included."""
+    return "{theirs}, {ours}".format(**result["memory"]) if "memory" in result else ""
 
 
 def change(row: Row, before: float, now: float) -> str:
