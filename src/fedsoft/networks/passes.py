@@ -29,11 +29,15 @@ _ATTENTION_INSIDE: Callable[..., Any] = FunctionType(
     ATTENTION.__code__, {**vars(F), "has_torch_function": lambda _: False}, "attention", ATTENTION.__defaults__
 )
 
+_DRAWING = (
+    "bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "poisson",
+    "multinomial",
+)  # fmt: skip
+_IN_PLACE = ("bernoulli_", "normal_", "uniform_", "exponential_", "random_", "bernoulli", "multinomial")
+# Functions to refuse, by name: none of them is ever called here.
 OTHER_DRAWS: frozenset[Any] = frozenset({
-    torch.bernoulli, torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randint_like,
-    torch.randperm, torch.normal, torch.poisson, torch.multinomial, F.gumbel_softmax, F.fractional_max_pool2d,
-    F.fractional_max_pool3d, Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_,
-    Tensor.bernoulli, Tensor.multinomial,
+    *(getattr(torch, name) for name in _DRAWING), *(getattr(Tensor, name) for name in _IN_PLACE), F.gumbel_softmax,
+    F.fractional_max_pool2d, F.fractional_max_pool3d,
 })  # fmt: skip
 
 
