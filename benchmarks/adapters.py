@@ -4,8 +4,8 @@
 
 The CNN learns the 26 letters (EMNIST, both cases, 8 x 8 pixels) in one place. Then clients with the digits of
 scikit-learn, upright and turned by 90 degrees, 10:90, train it with FedSoft (S = 2) from these weights, with a new last
-layer. Every way of training runs in a process of its own. The memory is that of what clients keep between rounds: models,
-optimizer state and mixtures. Prints the table of docs/models.md.
+layer. Every way of training runs in a process of its own. What clients keep between rounds are models, optimizer state
+and mixtures. Prints the table of docs/models.md.
 """
 
 from __future__ import annotations
