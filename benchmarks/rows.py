@@ -112,6 +112,17 @@ def engine_of_steps(make: Callable[[bool], Work], epochs: int | None = None) -> 
     return side
 
 
+def engine_of_epochs(make: Callable[[bool], Work]) -> Make:
+    """All clients train for an epoch, as many at once as fedsoft stacks."""
+
+    def side(small: bool) -> Side:
+        engine = make(small).engine(epochs=1)
+        everyone = list(range(len(engine.engine.names)))
+        return lambda: piece(lambda: engine.train(everyone), lambda: engine.steps, time.process_time)
+
+    return side
+
+
 def engine_with_workers(make: Callable[[bool], Work], workers: int) -> Make:
     """All clients train for an epoch, by the clock on the wall."""
 
@@ -287,6 +298,16 @@ ROWS: dict[str, Row] = {
         "digits MLP round with BatchNorm", TUNED,
         loop_of_rounds(works.batch_norm, 10, tuned=True), engine_of_rounds(works.batch_norm), 2,
         check=same_round(works.batch_norm), obstacle=no_heap,
+    ),
+    "bag": Row(
+        "EmbeddingBag, 40 clients", TUNED,
+        loop_of_steps(works.bag, tuned=True), engine_of_epochs(works.bag), 1.8, check=same_round(works.bag),
+        obstacle=no_heap,
+    ),
+    "transformer": Row(
+        "Transformer on 24 tokens, 40 clients", TUNED,
+        loop_of_steps(works.transformer, tuned=True), engine_of_epochs(works.transformer), 1.2,
+        check=same_round(works.transformer), obstacle=no_heap,
     ),
     "lstm": Row(
         "LSTM", PLAIN,

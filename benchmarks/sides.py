@@ -2,8 +2,8 @@
 
     python -m benchmarks.sides ROW theirs|ours [--small]
 
-Every line that comes in asks for a piece of work (`go`), for the most memory that was used so far (`memory`, in MB), or
-for the check that both sides compute the same (`check`); every line that goes out is the answer, as JSON.
+Every line that comes in asks for a piece of work (`go`), for the check that both sides compute the same (`check`), or
+for the most bytes held so far beyond what the imports take (`memory`); every line that goes out is the answer, as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +60,7 @@ class Process:
 def main() -> None:
     import torch
 
+    from benchmarks.machine import memory
     from benchmarks.rows import ROWS
 
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -71,7 +71,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    row = ROWS[chosen.row]
+    row, (imported, _) = ROWS[chosen.row], memory()
     side = (row.theirs if chosen.side == "theirs" else row.ours)(chosen.small)
     side()  # warms up
     print(json.dumps("ready"), flush=True)
@@ -79,7 +79,7 @@ def main() -> None:
         if line.strip() == "check":
             print(json.dumps(row.check() if row.check else None), flush=True)
         elif line.strip() == "memory":
-            print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), flush=True)
+            print(json.dumps(memory()[1] - imported), flush=True)
         else:
             print(json.dumps(side()), flush=True)
 

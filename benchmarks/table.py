@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.machine import MB
 from benchmarks.rows import ROWS, Row
 from benchmarks.sides import Process
 
@@ -33,21 +34,21 @@ def measure(name: str, repeats: int, small: bool) -> Result:
             for side, process in (("theirs", theirs), ("ours", ours)):
                 spent, units = process.ask("go")
                 seconds[side].append(spent / units)
-        memory = {"theirs": round(theirs.ask("memory")), "ours": round(ours.ask("memory"))}
+        held = {side: process.ask("memory") for side, process in (("theirs", theirs), ("ours", ours))}
         difference = ours.ask("check")
     turns = [row.ratio(a, b) for a, b in zip(seconds["theirs"], seconds["ours"], strict=True)]
     return {
         "theirs": _summary(seconds["theirs"]), "ours": _summary(seconds["ours"]), "unit": row.unit,
         "ratio": _round(statistics.median(turns)), "lowest": _round(min(turns)), "highest": _round(max(turns)),
         "of_the_best": _round(row.ratio(min(seconds["theirs"]), min(seconds["ours"]))),
-        "repeats": repeats, "difference": difference, "memory": memory,
+        "repeats": repeats, "difference": difference, "bytes": held,
     }  # fmt: skip
 
 
 def show(results: dict[str, Result], last: dict[str, Result], free_cores: float) -> Table:
     """The table, with the ratios of the last time. What two workers reach is judged only where two cores are free."""
     table = Table("row", "work", "against")
-    for column in ("theirs", "ours", "ratio", "from-to", "MB", "reach", "reached", "last time"):
+    for column in ("theirs", "ours", "MB", "ratio", "from-to", "reach", "reached", "last time"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
         row = ROWS[name]
@@ -58,16 +59,11 @@ def show(results: dict[str, Result], last: dict[str, Result], free_cores: float)
         ratio = result["ratio"]
         table.add_row(
             name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
-            _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _memory(result), _reach(row),
+            _memory(result), _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
             "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
             "" if before is None else change(row, before, ratio),
         )  # fmt: skip
     return table
-
-
-def _memory(result: Result) -> str:
-    """Peak memory of both processes, all of Python included."""
-    return "{theirs}, {ours}".format(**result["memory"]) if "memory" in result else ""
 
 
 def change(row: Row, before: float, now: float) -> str:
@@ -98,6 +94,12 @@ def _round(value: float) -> float:
 
 def _reach(row: Row) -> str:
     return f"{'at most ' if row.at_most else ''}{_times(row.reach)}{f' (aim {row.aim:.0f})' if row.aim else ''}"
+
+
+def _memory(result: Result) -> str:
+    """The most that the two sides held, beyond what their imports take."""
+    held = result.get("bytes")
+    return "" if held is None else f"{held['theirs'] / MB:.0f}/{held['ours'] / MB:.0f}"
 
 
 def _times(ratio: float) -> str:

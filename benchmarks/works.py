@@ -130,6 +130,52 @@ def lstm(small: bool) -> Work:
     return Work(federation, Reader, fs.models.module(Reader), epochs=1 if small else 5)
 
 
+class Bag(nn.Module):
+    """The mean of the embeddings of a text, classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(WORDS, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bag(x))
+
+
+class Encoder(nn.Module):
+    """One layer of a Transformer, whose mean output is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(x)).mean(1))
+
+
+WORDS, LENGTH = 500, 24
+
+
+def bag(small: bool) -> Work:
+    """Texts as bags of words: integers that stay integers."""
+    return Work(_texts(small), Bag, fs.models.module(Bag), epochs=1 if small else 5)
+
+
+def transformer(small: bool) -> Work:
+    """Texts as sequences of words."""
+    return Work(_texts(small), Encoder, fs.models.module(Encoder), epochs=1 if small else 5)
+
+
+def _texts(small: bool) -> fs.Federation:
+    draw = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randint(WORDS, (n, LENGTH), generator=draw), torch.randint(4, (n,), generator=draw))
+        for n in _sizes(small) * (1 if small else 10)
+    ]
+    return fs.Federation.from_clients(clients, held_out=0, classes=4)
+
+
 def _images(small: bool) -> fs.Federation:
     draw = torch.Generator().manual_seed(0)
     clients = [

@@ -41,7 +41,7 @@ def pretrain(x: torch.Tensor, y: torch.Tensor) -> nn.Sequential:
     return net
 
 
-def clients(x: torch.Tensor, y: torch.Tensor, count: int = 16, points: int = 40) -> fs.Federation:
+def clients(x: torch.Tensor, y: torch.Tensor, count: int = 16, points: int = 80) -> fs.Federation:
     """Deal the digits 5 to 9 to clients; half of them hold nine of ten images sideways, the others one of ten."""
     rng = np.random.default_rng(0)
     dealt = []
@@ -66,7 +66,7 @@ def main() -> None:
     }
     for name, model in models.items():
         run = fs.fit(
-            fs.FedSoft(S=2, K=8, lam=0.01), fed, model, rounds=5, solver=fs.Adam(lr=5e-3, epochs=6, batch=10), seed=0
+            fs.FedSoft(S=2, K=8, lam=0.01), fed, model, rounds=8, solver=fs.Adam(lr=5e-3, epochs=6, batch=10), seed=0
         )
         sent = sum(record.bytes_up + record.bytes_down for record in run.history) / 1e6
         held_out = run.scores().personal_held_out

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,24 @@ def test_the_examples_of_layers_run() -> None:
     for code in found:
         exec(compile(code, "models.md", "exec"), names)
     assert sorted(names["run"].centers[0]) == ["0.lora_a", "0.lora_b", "4.bias", "4.weight"]
+
+
+def test_the_examples_of_inputs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a section, in order, as one session."""
+    monkeypatch.chdir(tmp_path)
+    for page, section in (("models.md", "## Inputs"), ("data.md", "## Tokens and several inputs")):
+        text = (ROOT / "docs" / page).read_text("utf-8").partition(f"\n{section}\n")[2]
+        names: dict[str, Any] = {}
+        own = re.split(r"^## ", text, flags=re.MULTILINE)[0]
+        found = re.findall(r"^```python\n(.*?)^```", own, re.DOTALL | re.MULTILINE)
+        assert found
+        for code in found:
+            exec(compile(code, f"{page}, {section}", "exec"), names)
+    assert [one.name for one in names["fed"].shape.fields] == ["tokens", "numbers"]
+
+
+def test_the_toml_of_several_inputs_at_nodes_is_a_data_set() -> None:
+    (text,) = blocks(ROOT / "docs" / "data.md", "toml")[-1:]
+    settings = tomllib.loads(text)["dataset"]
+    fed = fs.datasets.nodes(**{key: value for key, value in settings.items() if key != "name"})
+    assert [one.name for one in fed.shape.fields] == ["tokens", "numbers"]

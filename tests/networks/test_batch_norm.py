@@ -344,6 +344,15 @@ def test_single_steps_refuse_local_statistics() -> None:
         local_run(fs.pFedMe())
 
 
+def test_counts_under_privacy_refuse_local_statistics() -> None:
+    """One point would change the statistics by which all others are counted."""
+    privacy = fs.Privacy(counts=2.0)
+    with pytest.raises(InputError, match=r"privacy\.counts = 2\.0 is not allowed with statistics = 'local'"):
+        local_run(fs.FedSoft(S=2), privacy=privacy)
+    averaged = fs.models.module(perceptron)
+    fitted(fs.FedSoft(S=2), clients(VECTORS), 1, fs.SGD(lr=0.05, batch=4), model=averaged, privacy=privacy)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

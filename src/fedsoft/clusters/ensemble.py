@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsoft.core.contract import PersonalModels
 from fedsoft.core.local_solve import evaluation_block
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Model
 from fedsoft.core.site import Site
 
 
@@ -37,7 +37,7 @@ class Ensemble:
         """Return values or probabilities for inputs `x[points, ...]`."""
         parts = []
         for rows in x.split(evaluation_block(x, len(self.w))):
-            inputs = as_numbers(rows.to(self.w.device), self.w.dtype).to(self.w.dtype)
+            inputs = self.model.inputs(rows.to(self.w.device), self.w.dtype)
             each = self.model.predict(self.model.outputs(self.w, inputs.expand(len(self.w), *inputs.shape)))
             parts.append(torch.tensordot(self.shares.to(each), each, dims=1))
         return torch.cat(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.client_inputs import Given, agreed_fields, collated, given_inputs, packed, tensor_of
+from fedsoft.core.inputs import InputField
 from fedsoft.errors import InputError, unknown
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -18,12 +21,18 @@ FEW_STRAY = 0.05  # of all labels: so few that are not whole are more likely mis
 
 
 def check_clients(
-    names: tuple[str, ...], clients: Sequence[Any], task: Task | Literal["auto"], classes: int | Sequence[str] | None
+    names: tuple[str, ...],
+    clients: Sequence[Any],
+    task: Task | Literal["auto"],
+    classes: int | Sequence[str] | None,
+    length: int | None = None,
 ) -> tuple[DataShape, Pairs, tuple[str, ...] | None]:
     """Return the shape that all clients share, their points as tensors, and the classes where labels are text.
 
-    Raise InputError where clients differ, or have what cannot be used.
+    Raise InputError where clients differ, or have what cannot be used. `length`: the longest that a sequence may be.
     """
+    if length is not None and length < 1:
+        raise InputError(f"length = {length} is not allowed: should be at least 1")
     if len(names) != len(clients) or len(set(names)) != len(names):
         raise InputError(f"names: {len(set(names))} different names for {len(clients)} clients, need one for each")
     if not clients:
@@ -31,11 +40,17 @@ def check_clients(
     given = [as_pair(name, client) for name, client in zip(names, clients, strict=True)]
     known = None if classes is None or isinstance(classes, int) else tuple(map(str, classes))
     targets, known = numbered(names, [y for _, y in given], known)
-    pairs = [_tensors(name, x, y) for name, (x, _), y in zip(names, given, targets, strict=True)]
+    inputs = [
+        given_inputs(f"client '{name}'", x, sequences=length is not None)
+        for name, (x, _) in zip(names, given, strict=True)
+    ]
+    fields = agreed_fields(names, inputs, length)
+    pairs = [_tensors(name, x, y, fields) for name, x, y in zip(names, inputs, targets, strict=True)]
     if known is not None and task in ("regression", "multilabel"):
         raise InputError(f"task = '{task}' is not allowed: y is text, should be numbers")
     task, pairs = _task(names, task, pairs)
-    return _shape(task, names, pairs, len(known) if known else classes), pairs, known  # pyright: ignore[reportArgumentType]
+    shape = _shape(task, names, pairs, len(known) if known else classes)  # pyright: ignore[reportArgumentType]
+    return replace(shape, fields=fields), pairs, known
 
 
 def as_pair(name: str, given: Any) -> tuple[Any, Any]:
@@ -43,7 +58,8 @@ def as_pair(name: str, given: Any) -> tuple[Any, Any]:
     if isinstance(given, DataLoader):
         raise InputError(f"client '{name}' is a DataLoader, should be the data set in it: loader.dataset")
     if isinstance(given, TensorDataset):
-        given = given.tensors
+        *inputs, y = given.tensors
+        given = (tuple(inputs), y) if len(inputs) > 1 else given.tensors
     elif not isinstance(given, tuple | list):
         if not isinstance(given, Dataset) and not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
             raise InputError(
@@ -54,11 +70,10 @@ def as_pair(name: str, given: Any) -> tuple[Any, Any]:
             raise InputError(f"client '{name}' has no points, leave it out")
         if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
             raise InputError(f"client '{name}': its data set gives {type(items[0]).__name__}, should give pairs (x, y)")
-        try:
-            x = np.stack([_array(x) for x, _ in items])
-        except ValueError as error:
-            raise InputError(f"client '{name}': inputs of its data set differ in shape ({error})") from None
-        given = x, [_array(y)[()] if not isinstance(y, str) else y for _, y in items]
+        given = (
+            collated(f"client '{name}'", [x for x, _ in items]),
+            [_array(y)[()] if not isinstance(y, str) else y for _, y in items],
+        )
     if len(given) != 2:
         raise InputError(f"client '{name}' has {len(given)} parts, should be (x, y)")
     return given[0], given[1]
@@ -115,7 +130,7 @@ def divide(pairs: Pairs, masks: Sequence[np.ndarray]) -> tuple[ClientData, Clien
 
 def check_new_client(name: str, x: Any, y: Any, shape: DataShape, like: ClientData) -> tuple[Tensor, Tensor]:
     """Return the points of a new client as tensors of the types that the clients' have; raise where they differ."""
-    x, y = _tensors(name, x, y)
+    x, y = _tensors(name, given_inputs(f"client '{name}'", x), y, shape.fields)
     if shape.task == "classification" and y.is_floating_point() and bool((y != y.round()).any()):
         raise InputError(f"client '{name}': y holds numbers that are not whole, the run's labels are classes")
     y = y.long() if shape.task == "classification" else y.to(like.y.dtype)
@@ -125,12 +140,35 @@ def check_new_client(name: str, x: Any, y: Any, shape: DataShape, like: ClientDa
                 f"client '{name}': {part} of a point is {list(value.shape[1:])}, "
                 f"but that of the run's clients is {list(known.shape[1:])}"
             )
+    if shape.task == "classification":
+        _check_labels(name, y, shape.outputs)
     if (x.dtype == torch.uint8) != (like.x.dtype == torch.uint8):
         kind = "uint8 (images)" if like.x.dtype == torch.uint8 else "numbers of another type than uint8"
         raise InputError(f"client '{name}': x is {str(x.dtype).removeprefix('torch.')}, the run's data is {kind}")
-    if shape.task == "classification":
-        _check_labels(name, y, shape.outputs)
-    return x, y
+    return _like(x, like.x), y
+
+
+def check_new_inputs(x: Any, shape: DataShape, like: Tensor) -> Tensor:
+    """Return inputs without targets as those of the clients are; raise where they differ."""
+    given = given_inputs("predict", x)
+    if shape.fields:
+        first = next(iter(given.values())) if isinstance(given, dict) else given
+        return packed("predict", shape.fields, given, len(first))
+    if not isinstance(given, Tensor) or tuple(given.shape[1:]) != shape.input or not given.ndim:
+        sides = f"shape {list(given.shape)}" if isinstance(given, Tensor) else f"{len(given)} inputs"
+        raise InputError(f"x has {sides}, should be [points, {', '.join(map(str, shape.input))}]")
+    return _like(given, like)
+
+
+def _like(x: Tensor, like: Tensor) -> Tensor:
+    """Return integers as floats, or floats that are all whole as integers, where the run's clients have these."""
+    if torch.uint8 in (x.dtype, like.dtype):
+        return x
+    if not x.is_floating_point() and like.is_floating_point():
+        return x.to(like.dtype)
+    if x.is_floating_point() and not like.is_floating_point():
+        return x if bool((x != x.round()).any()) else x.long()
+    return x
 
 
 def stray_label(targets: Sequence[np.ndarray]) -> tuple[int, int] | None:
@@ -151,21 +189,15 @@ def stray_label(targets: Sequence[np.ndarray]) -> tuple[int, int] | None:
     return client, place - int(ends[client]) + len(targets[client])
 
 
-def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return one client's points as tensors, checked."""
-    pair = []
-    for part, value in (("x", x), ("y", y)):
-        try:
-            # A copy: arrays may be read-only or run backwards, and the caller may write to theirs later.
-            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"client '{name}': {part} is not an array of numbers ({error})") from None
-        if tensor.is_complex():
-            raise InputError(f"client '{name}': {part} holds complex numbers, only real ones are allowed")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"client '{name}': {part} holds NaN or infinite values, clean or drop those points")
-        pair.append(tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor)
-    x, y = pair
+def _tensors(name: str, given: Given, y: Any, fields: tuple[InputField, ...] = ()) -> tuple[Tensor, Tensor]:
+    """Return one client's points as tensors, checked; several inputs are packed."""
+    y = tensor_of(f"client '{name}'", "y", y)
+    if fields and y.ndim:
+        x = packed(f"client '{name}'", fields, given, len(y))
+    elif not isinstance(given, Tensor):
+        raise InputError(f"client '{name}' has {len(given)} inputs, should have one array x[points, features...]")
+    else:
+        x = given
     if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
         raise InputError(
             f"client '{name}': x has shape {list(x.shape)} and y {list(y.shape)}, "
@@ -175,7 +207,16 @@ def _tensors(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise InputError(f"client '{name}' has no points, leave it out")
     if y.ndim == 2 and y.shape[1] == 1:  # one target in a column
         y = y[:, 0]
-    return (x if x.is_floating_point() or x.dtype == torch.uint8 else x.float()), y
+    if fields or x.is_floating_point() or x.dtype == torch.uint8:
+        return x, y
+    return (x.float() if x.dtype == torch.bool else _integers(x)), y
+
+
+def _integers(x: Tensor) -> Tensor:
+    """Return integers in half of the memory where they fit."""
+    bounds = torch.iinfo(torch.int32)
+    fits = x.dtype != torch.int64 or bool(((x >= bounds.min) & (x <= bounds.max)).all())
+    return x.to(torch.int32 if fits else torch.int64)
 
 
 def _task(names: Sequence[str], task: Task | Literal["auto"], pairs: Pairs) -> tuple[Task, Pairs]:

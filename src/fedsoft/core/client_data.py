@@ -19,16 +19,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.inputs import InputField
+
 Task = Literal["regression", "classification", "multilabel"]
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a model must know of the data: the task, the shape of one input, and the number of outputs or classes."""
+    """What a model must know of the data.
+
+    Arguments:
+        task: what the targets are.
+        input: the shape of one input; of several, that of a point with all of them packed.
+        outputs: the number of outputs or classes.
+        fields: of several inputs: what is packed where, see `inputs`.
+    """
 
     task: Task
     input: tuple[int, ...]
     outputs: int
+    fields: tuple[InputField, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class ClientData:
     """The points of `n` clients, ragged.
 
     Arguments:
-        x: inputs of all points, `[points, ...]`.
+        x: inputs of all points, `[points, ...]`; several are packed, see `inputs`.
         y: targets of all points, `[points]` or `[points, outputs]`.
         starts: where each client's points begin in the pool, `[n]`.
         sizes: how many points each client has (the paper's n_k), `[n]`.

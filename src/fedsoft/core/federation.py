@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.client_arrays import as_pair, check_clients, check_new_client, divide, numbered
+from fedsoft.core.client_arrays import (
+    as_pair,
+    check_clients,
+    check_new_client,
+    check_new_inputs,
+    divide,
+    numbered,
+)
 from fedsoft.core.client_data import ClientData, DataShape, Task
 from fedsoft.core.scaling import Scale, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
@@ -53,12 +60,14 @@ class Columns:
         categories: columns of text with the values that are known: each is one element of x, 1 where a point has it
             and else 0. A point with another value has 0 in all of them.
         ignored: columns that tables may have and that are no inputs.
+        tokens: inputs that are tokens, apart from those that are numbers.
     """
 
     features: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
     @property
     def elements(self) -> tuple[str, ...] | None:
@@ -97,7 +106,9 @@ class Federation:
     @property
     def about(self) -> str:
         """How the data was understood, in a few words."""
-        shape, sides = self.shape, "x".join(map(str, self.shape.input))
+        shape = self.shape
+        sides = ", ".join(one.about for one in shape.fields) or "x".join(map(str, shape.input))
+        sides += " (integers)" * (not shape.fields and _is_integer(self.train.x))
         several = f"{shape.outputs} target{'s' * (shape.outputs != 1)}"
         aims = {"classification": f"{shape.outputs} classes", "multilabel": f"{shape.outputs} labels"}
         aim = aims.get(shape.task, several)
@@ -109,13 +120,16 @@ class Federation:
 
     @property
     def unscaled(self) -> str | None:
-        """A sentence where inputs are far from mean 0 and std 1; else None."""
+        """A sentence where inputs are far from mean 0 and std 1; else None. Integers may be tokens, without a scale."""
         return scaling_warning(self.train.x)
 
     def standardized(self) -> Federation:
         """Return the same with every column of the inputs at mean 0 and std 1 over all training points."""
         if self.train.x.dtype == torch.uint8:
             raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
+        if self.shape.fields or self.columns.tokens:
+            what = "several inputs: scale your numbers before" if len(self.shape.fields) > 1 else "tokens"
+            raise InputError(f"standardize = true is not allowed for {what}")
         scale = Scale.of(self.train.x)
         train, held_out = (replace(data, x=scale(data.x)) for data in (self.train, self.held_out))
         return replace(self, train=train, held_out=held_out, scale=scale)
@@ -172,6 +186,10 @@ class Federation:
         x, y = check_new_client(name, x, y, self.shape, self.train)
         return self.as_seen(x), y
 
+    def new_inputs(self, x: Any) -> Tensor:
+        """Return inputs from outside as models see them, checked against those of the clients."""
+        return self.as_seen(check_new_inputs(x, self.shape, self.train.x))
+
     @staticmethod
     def from_clients(
         clients: Sequence[Any],
@@ -181,6 +199,7 @@ class Federation:
         split: Split | Mapping[str, Any] | None = None,
         task: Task | Literal["auto"] = "auto",
         classes: int | Sequence[str] | None = None,
+        length: int | None = None,
         seed: int = 0,
     ) -> Federation:
         """Make a federation from your own data.
@@ -188,7 +207,9 @@ class Federation:
         Arguments:
             clients: one (x, y) per client, arrays or tensors of any number of points, or a torch data set of such
                 pairs. Integers and text as y mean classification. Inputs of type uint8 are taken for images: models see
-                them divided by 255.
+                them divided by 255. Other integers reach a network as int64 where it takes them, as `nn.Embedding`
+                does. x may be a dictionary of arrays, which a network's forward gets by name, a tuple of arrays, which
+                it gets by place, or a list of sequences of unequal length; see docs/models.md.
             names: a name for each client; its draws depend on it, so keep it when you re-order clients.
             held_out: the share of each client's points that is kept for scoring its personal model.
             split: how these are chosen, default: at random. One of `{"time": t}`, `{"group": g}` and
@@ -196,12 +217,13 @@ class Federation:
                 themselves, `{"test": pairs}`, one for each client or by name for some (see `core.splits.Split`).
             task: what y is, default: by its type.
             classes: the number of classes, default: the largest label + 1; for labels that are text their order.
+            length: of sequences, to which shorter ones are padded; default: that of the longest.
             seed: decides which points are held out.
         """
         if not 0 <= held_out < 1:
             raise InputError(f"held_out = {held_out} is not allowed: should be at least 0 and below 1")
         names = tuple(map(str, names)) if names is not None else tuple(map(str, range(len(clients))))
-        shape, pairs, known = check_clients(names, clients, task, classes)
+        shape, pairs, known = check_clients(names, clients, task, classes, length)
         made = Federation(ClientData.concat(pairs), ClientData.concat([(x[:0], y[:0]) for x, y in pairs]), names, shape,
                           columns=Columns(classes=known))  # fmt: skip
         split = split if split is None or isinstance(split, Split) else Split(**split)
@@ -229,6 +251,10 @@ class Federation:
         none = (self.train.x[:0], self.train.y[:0])
         pairs = [self.new_client(*as_pair(name, given[name]), name) if name in given else none for name in self.names]
         return replace(self, held_out=ClientData.concat(pairs))
+
+
+def _is_integer(x: Tensor) -> bool:
+    return x.dtype in (torch.int32, torch.int64)
 
 
 def _values(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]], split: Split) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.core.batch_iterator import iterate_batches
 from fedsoft.core.batches import GradientParts, Plan, Problem
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Model
 
 OptimizerState = dict[str, Tensor]
 """What an optimizer keeps of each client between rounds, `[m, ...]`."""
@@ -147,7 +147,7 @@ def losses_of_all(model: Model, data: ClientData, centers: Tensor) -> Tensor:
     count = len(centers)
     parts = []
     for places in data.points.split(evaluation_block(data.x, count)):
-        x, y = as_numbers(data.x.index_select(0, places), centers.dtype), data.y.index_select(0, places)
+        x, y = model.inputs(data.x.index_select(0, places), centers.dtype), data.y.index_select(0, places)
         output = model.outputs(centers, x.expand(count, *x.shape))
         parts.append(model.loss(output, y.expand(count, *y.shape)).T)
     return torch.cat(parts) if parts else centers.new_zeros((0, count))

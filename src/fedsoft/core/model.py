@@ -114,6 +114,11 @@ class Backend(Protocol):
         ...
 
 
+def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return inputs as numbers: images are kept as bytes, a quarter of the memory, and scaled to 0 to 1."""
+    return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
+
+
 @dataclass(frozen=True)
 class Model:
     """Functions over a stack of m models with parameters `w[m, P]`.
@@ -134,6 +139,7 @@ class Model:
         statistics: how many parameters, the last ones, are statistics of batches: they are averaged, sent and saved as
             all others, but updated by every batch instead of by the solver.
         local_statistics: whether they stay with each client, in place of being averaged.
+        inputs: inputs as they are kept to inputs as the backend takes them, beside parameters of a type.
     """
 
     layout: Layout
@@ -149,6 +155,7 @@ class Model:
     needs_step: bool = False
     statistics: int = 0
     local_statistics: bool = False
+    inputs: Callable[[Tensor, torch.dtype], Tensor] = as_numbers
 
     def by(self, backend: str) -> Model:
         """Return the same model with another backend."""
@@ -173,7 +180,7 @@ class Model:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of each model on its own inputs, `w[m, P]`, `x[m, B, ...]`."""
-        return self.backend.forward(self.layout.unflatten(w), as_numbers(x, w.dtype))
+        return self.backend.forward(self.layout.unflatten(w), self.inputs(x, w.dtype))
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient `[m, P]` of each model's `sum_i weight_i loss_i` over its batch, `weight[m, B]`."""
@@ -186,16 +193,12 @@ class Model:
         self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
     ) -> Sequence[OuterProduct]:
         """Write that gradient into `out[m, P]`, except for products that are returned, see `Backend`."""
-        return self.backend.gradient_into(out, w, as_numbers(x, w.dtype), y, weight, step)
-
-
-def as_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return inputs ready for a model: images are kept as bytes, a quarter of the memory, and scaled to 0 to 1."""
-    return x.to(dtype).div_(255) if x.dtype == torch.uint8 else x
+        return self.backend.gradient_into(out, w, self.inputs(x, w.dtype), y, weight, step)
 
 
 Builder = Callable[[DataShape], Model]
-"""Makes the model that fits the data: what `fedsoft.models.linear()` and the others return."""
+"""Makes the model that fits the data: what `fedsoft.models.linear()` and the others return. One that has an argument
+`points` is given a few of a client's inputs there, to try itself on."""
 
 
 def xavier_normal(layout: Layout, keep: Tensor | None = None) -> Callable[[np.random.Generator], Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,18 +82,26 @@ def check_readable(file: Path) -> None:
 
 
 def read_npz(
-    file: Path, target: str, split_by: str | None, *, labelled: bool = True
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Return inputs, labels and the array to split by in an `.npz` file; None for labels that are not there."""
-    if target == "x":
-        raise bad(file, "cannot have target = 'x', that array holds the inputs: should name another array")
-    names = ["x", *([target] if labelled else []), *([split_by] if split_by else [])]
+    file: Path, target: str, split_by: str | None, features: Sequence[str] | None = None, *, labelled: bool = True
+) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    """Return inputs, labels and the array to split by in an `.npz` file; None for labels that are not there.
+
+    Inputs are the array x, or those that `features` names, by name.
+    """
+    inputs = list(features or ["x"])
+    if target in inputs:
+        raise bad(file, f"cannot have target = '{target}', that array holds the inputs: should name another array")
+    names = [*inputs, *([target] if labelled else []), *([split_by] if split_by else [])]
     found = read_arrays(file, names, optional=[target], limit=available())
-    if found["x"].dtype.kind == "U":
-        raise bad(file, "has text as array 'x', should be numbers")
+    for name in inputs:
+        if found[name].dtype.kind == "U":
+            raise bad(file, f"has text as array '{name}', should be numbers")
+        if found[name].ndim == 0:
+            raise bad(file, f"has a single value as array '{name}', should be one for each point")
     y = found.get(target)
     if y is not None and y.ndim == 0:
         raise bad(file, f"has a single value as array '{target}', should be one for each point")
     if y is not None and y.dtype.kind == "b":  # true and false are classes
         y = y.astype(np.int64)
-    return found["x"], y, found[split_by] if split_by else None
+    x = found["x"] if features is None else {name: found[name] for name in inputs}
+    return x, y, found[split_by] if split_by else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from fedsoft.core.federation import Columns
 from fedsoft.data.streams import bad
 from fedsoft.data.table_settings import TableSettings, matches
 from fedsoft.data.tables import Table, reads_as_number
+from fedsoft.data.token_columns import tokens
 
 
 def with_categories(columns: Columns, tables: Sequence[Table], options: TableSettings) -> Columns:
     """Return the columns with the categories of those that are text, over all tables, in sorted order."""
-    found = {name: known for name in columns.features or () if (known := _categories(name, tables, options))}
+    found = {name: known for name in _plain(columns) if (known := _categories(name, tables, options))}
     return replace(columns, categories=found)
 
 
@@ -42,10 +44,23 @@ def _categories(name: str, tables: Sequence[Table], options: TableSettings) -> t
     return tuple(values)
 
 
-def encoded(table: Table, columns: Columns) -> np.ndarray:
-    """Return the inputs of a table, an element for each number and each category, in floating point."""
+def _plain(columns: Columns) -> list[str]:
+    """Return the inputs that are no tokens."""
+    return [name for name in columns.features or () if name not in columns.tokens]
+
+
+def encoded(table: Table, columns: Columns) -> Any:
+    """Return the inputs of a table: numbers, tokens, or both by name."""
+    if not columns.tokens:
+        return _numbers(table, columns)
+    found = tokens(table, columns.tokens)
+    return {"tokens": found, "numbers": _numbers(table, columns)} if _plain(columns) else found
+
+
+def _numbers(table: Table, columns: Columns) -> np.ndarray:
+    """Return an element for each number and each category, in floating point."""
     parts = []
-    for name in columns.features or ():
+    for name in _plain(columns):
         if name in columns.categories:
             values = np.array([str(value) for value in table.values(name).tolist()], dtype=np.str_)
             parts.append(values[:, None] == np.array(columns.categories[name], dtype=np.str_))
@@ -65,7 +80,7 @@ def id_notices(columns: Columns, tables: Sequence[Table], clients: Sequence[np.n
     if len(sizes) < 2 or not (sizes > 1).any():
         return ()
     said = []
-    for name in columns.features or ():
+    for name in _plain(columns):
         values = np.concatenate([np.asarray(table.values(name)).astype(str) for table in tables])
         known, code = np.unique(values, return_inverse=True)
         pairs = len(np.unique(owner * len(known) + code))

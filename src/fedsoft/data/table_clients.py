@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fedsoft.data.table_settings import TableSettings
 from fedsoft.data.tables import Table, first_word, value
 from fedsoft.errors import unknown
 
-Pair = tuple[np.ndarray, np.ndarray | None]
+Pair = tuple[Any, np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Part:
     """The points of one file."""
 
     file: Path
-    x: np.ndarray
+    x: Any  # an array, or several by name
     y: np.ndarray | None
     split_by: np.ndarray | None  # the value of each point that held-out ones are chosen by
     clients: Sequence[tuple[str, np.ndarray | slice]]  # names, and the rows of each
@@ -37,6 +38,10 @@ class Part:
         """The labels of a part that has them."""
         assert self.y is not None
         return self.y
+
+    def inputs(self, rows: np.ndarray | slice) -> Any:
+        """Return the inputs of some points."""
+        return {name: value[rows] for name, value in self.x.items()} if isinstance(self.x, dict) else self.x[rows]
 
     def place(self, row: int) -> str:
         return f"row {row + 1}" if self.table is None else self.table.place(row)
@@ -54,11 +59,12 @@ def federate(files: Sequence[Path | Table], options: TableSettings, client: str 
         values = [part.split_by[rows] for part, _, rows in owners if part.split_by is not None]
         split = replace(split, **{split.kind: values})
     made = Federation.from_clients(
-        [(part.x[rows], part.targets[rows]) for part, _, rows in owners],
+        [(part.inputs(rows), part.targets[rows]) for part, _, rows in owners],
         names=names,
         held_out=options.held_out,
         split=None if split is None or split.kind == "test" else split,
         task=options.task,
+        length=options.length,
         seed=options.seed,
     )
     made = replace(made, columns=columns, notices=notices)
@@ -86,7 +92,7 @@ def read_new_clients(
         part = _known_part(file, federation, options, client, labelled=labelled)
         y = None if part.y is None else _known_classes(part, options, federation)
         for name, rows in part.clients:
-            found[name] = part.x[rows], None if y is None else y[rows]
+            found[name] = part.inputs(rows), None if y is None else y[rows]
     return found
 
 
@@ -110,7 +116,7 @@ def _parts(
         owners, count = [], 0
         for part in parts:
             if part.table is not None:
-                owner = np.empty(len(part.x), dtype=np.int64)
+                owner = np.empty(len(part.table), dtype=np.int64)
                 for k, (_, rows) in enumerate(part.clients):
                     owner[rows] = count + k
                 owners.append(owner)
@@ -131,7 +137,8 @@ def _read(file: Path, options: TableSettings) -> Table | Part:
 
 
 def _array_part(file: Path, options: TableSettings, *, labelled: bool) -> Part:
-    x, y, by = read_npz(file, options.targets[0], options.split_column if labelled else None, labelled=labelled)
+    by = options.split_column if labelled else None
+    x, y, by = read_npz(file, options.targets[0], by, options.features, labelled=labelled)
     return Part(file, x, y, by, [(file.stem, slice(None))])
 
 

@@ -28,11 +28,16 @@ class TableSettings:
     Arguments:
         target: the column with the targets y, or several; in an `.npz` the array of that name, beside `x`. Whole
             numbers, true/false and text are classes (text is numbered in sorted order over all clients).
-        features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use.
+        features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use. In
+            an `.npz` the arrays of inputs, which a network is given by name; default: `x`.
         drop: columns that are no inputs, by name or pattern.
         categorical: columns whose values are categories although they look like numbers, by name or pattern.
         categories: the most categories of a column of text. Each becomes an input of its own, 1 where a point has it
             and else 0; a value that no client had in training is 0 in all of them. 0: text is refused.
+        tokens: columns of whole numbers that stand for words and the like, by name or pattern: networks get them as
+            integers. Either one token in each of several columns, or sequences of them in one: lists, or text such as
+            `12 7 3`. Where there are other inputs, too, a network is given `tokens` and `numbers` by name.
+        length: of sequences, to which shorter ones are padded; default: that of the longest.
         delimiter, decimal, encoding: how CSV files are written.
         held_out: the share of each client's points that is kept for scoring its personal model.
         split: how these are chosen, default: at random. `{time = "date"}`: the last ones; `{group = "recording"}`:
@@ -48,6 +53,8 @@ class TableSettings:
     drop: Names = ()
     categorical: Names = ()
     categories: Annotated[int, Field(ge=0, le=10_000)] = 100
+    tokens: Names = ()
+    length: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     decimal: Literal[".", ","] = "."
     encoding: str = "utf-8"
@@ -106,7 +113,9 @@ class TableSettings:
             others = ", ".join(f"'{name}'" for name in names if name in used or name in dropped)
             raise bad(file, f"has no column besides {others}, should have at least one feature")
         ignored = tuple(name for name in names if name not in features and name not in self.targets)
-        return Columns(tuple(features), ignored=ignored)
+        _matching(file, names, self.tokens)
+        tokens = tuple(name for name in features if matches(name, self.tokens))
+        return Columns(tuple(features), ignored=ignored, tokens=tokens)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -86,6 +86,13 @@ class Table:
 
         return types.is_large_string(self.rows.column(name).type)
 
+    def has_lists(self, name: str) -> bool:
+        """Whether a column holds a list in each cell."""
+        from pyarrow import types
+
+        kind = self.rows.column(name).type
+        return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers, all of them finite."""
         column = self._filled(name)

@@ -12,7 +12,7 @@ from fedsoft.core.client_metrics import NAMED, ClientMetric, Judged
 from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import evaluation_block
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Model
 from fedsoft.evaluation.spread import Spread
 from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
 
@@ -99,7 +99,7 @@ def _predictions(model: Model, centers: Tensor, x: Tensor, places: Tensor) -> Te
     """Return what every center predicts for these points of the pool, `[S, points, ...]`."""
     parts = []
     for part in places.split(evaluation_block(x, len(centers))):
-        inputs = as_numbers(x[part].to(centers.device), centers.dtype).to(centers.dtype)
+        inputs = model.inputs(x[part].to(centers.device), centers.dtype)
         parts.append(model.predict(model.outputs(centers, inputs.expand(len(centers), *inputs.shape))).cpu())
     return torch.cat(parts, 1)
 

@@ -18,7 +18,7 @@ from fedsoft.core.client_data import ClientData
 from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE, Metric
-from fedsoft.core.model import Model, as_numbers
+from fedsoft.core.model import Model
 from fedsoft.evaluation.metric_scores import MetricScores
 from fedsoft.evaluation.spread import Spread
 from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
@@ -136,7 +136,7 @@ def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, T
     for j, (x, y) in enumerate(tests if len(centers) else ()):  # local training has none
         total = torch.zeros(len(centers), dtype=torch.float64, device=centers.device)
         for part in torch.arange(len(y)).split(evaluation_block(x, len(centers))):
-            xs = as_numbers(x[part].to(centers.device), centers.dtype).to(centers.dtype)
+            xs = model.inputs(x[part].to(centers.device), centers.dtype)
             ys = y[part].to(centers.device)
             prediction = model.predict(model.outputs(centers, xs.expand(len(centers), *xs.shape)))
             total += model.metric.per_point(prediction, ys.expand(len(centers), *ys.shape)).double().sum(1)
@@ -151,7 +151,7 @@ def center_usage(model: Model, centers: Tensor, u: Tensor, federation: Federatio
         model.metric.per_point(
             model.predict(model.outputs(centers, x.expand(len(centers), *x.shape))), y.expand(len(centers), *y.shape)
         ).double().cpu()
-        for x, y in _blocks(data, centers)
+        for x, y in _blocks(model, data, centers)
     ], dim=1)  # fmt: skip
     share = (u / u.sum(1, keepdim=True)).double().cpu()
     n, main = federation.train.sizes.double().cpu(), share.argmax(1)
@@ -166,10 +166,10 @@ def center_usage(model: Model, centers: Tensor, u: Tensor, federation: Federatio
     return uses
 
 
-def _blocks(data: ClientData, centers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The points of all clients in large batches, as numbers beside the centers."""
+def _blocks(model: Model, data: ClientData, centers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The points of all clients in large batches, as the model takes them beside the centers."""
     for places in data.points.split(evaluation_block(data.x, len(centers))):
-        x = as_numbers(data.x[places].to(centers.device), centers.dtype).to(centers.dtype)
+        x = model.inputs(data.x[places].to(centers.device), centers.dtype)
         yield x, data.y[places].to(centers.device)
 
 

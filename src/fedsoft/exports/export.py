@@ -25,16 +25,16 @@ from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import file_name
 from fedsoft.evaluation.scores import Scores
 from fedsoft.exports.model_card import Card, card
+from fedsoft.exports.raw_inputs import RawInputs, sample
 from fedsoft.exports.torch_program import network_code, program
 from fedsoft.machine.threads import one_thread
+from fedsoft.networks.inputs import arguments
 from fedsoft.runs.spec import RunSpec
-from fedsoft.seeds import generator
 from fedsoft.storage.atomic import write_folder
 from fedsoft.training import Run
 
 Format = Literal["safetensors", "onnx", "torch"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-SAMPLE = 7  # points that an export is checked on
 TOLERANCE = 1e-4
 
 
@@ -54,8 +54,9 @@ class Predictor(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, nets: Sequence[nn.Module], shares: Tensor, federation: Federation) -> None:
+    def __init__(self, nets: Sequence[nn.Module], shares: Tensor, federation: Federation, inputs: RawInputs) -> None:
         super().__init__()
+        self.inputs = inputs
         self.nets = nn.ModuleList(nets)
         self.shares = [float(share) for share in shares]
         self.classes = federation.shape.task == "classification"
@@ -67,12 +68,14 @@ class Predictor(nn.Module):
             self.register_buffer("mean", scale.mean)
             self.register_buffer("std", scale.std)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict for `x[points, ...]`, unscaled as in files."""
-        x = x.to(self.kind) / 255 if self.images else x
-        if self.scaled:
-            x = ((x.double() - self.mean) / self.std).to(self.kind)
-        each = [share * self._head(net(x)) for share, net in zip(self.shares, self.nets, strict=True)]
+    def forward(self, *raw: Tensor) -> Tensor:
+        """Predict for inputs `[points, ...]`, unscaled as in files."""
+        if self.inputs.reader.plain:
+            (x,) = raw
+            x = x.to(self.kind) / 255 if self.images else x
+            raw = (((x.double() - self.mean) / self.std).to(self.kind) if self.scaled else x.to(self.kind),)
+        args, named = arguments(self.inputs.read(raw, self.kind))
+        each = [share * self._head(net(*args, **named)) for share, net in zip(self.shares, self.nets, strict=True)]
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
     def _head(self, out: Tensor) -> Tensor:
@@ -148,34 +151,25 @@ def _export(
     code: str | None = ""
     scale = run.federation.scale
     with torch.no_grad(), one_thread():
-        sample = _sample(run)
+        inputs = RawInputs.of(run.model, next(iter(nets.values()))[0])
+        points = sample(run.federation, run.state.centers.dtype)
         for key, ensemble in ensembles.items():
-            predictor = Predictor(nets[key], ensemble.shares, run.federation)
-            _check(key, predictor(sample), ensemble.predict(run.federation.as_seen(sample)))
+            predictor = Predictor(nets[key], ensemble.shares, run.federation, inputs)
+            _check(key, predictor(*inputs.split(points)), ensemble.predict(run.federation.as_seen(points)))
             if format == "onnx":
-                files[f"{key}.onnx"] = _onnx(key, predictor, sample)
+                files[f"{key}.onnx"] = _onnx(key, predictor, inputs.split(points))
             else:
                 files |= {f: _weights(net, name) for f, net in zip(_names(key, ensemble), nets[key], strict=True)}
         if format == "torch":
             shares = {key: dict(zip(_names(key, e), e.shares.tolist(), strict=True)) for key, e in ensembles.items()}
             code = network_code(next(iter(nets.values()))[0], spec)
-            files["model.py"] = program(code, shares, run.federation).encode()
+            files["model.py"] = program(code, shares, run.federation, inputs).encode()
         if scale is not None and format == "safetensors":
             files["scale.safetensors"] = safe_bytes({"mean": scale.mean, "std": scale.std})
-        about = Card(run, spec, name, format, tuple(files), ensembles, needs_code=code is None)
+        about = Card(run, spec, name, format, tuple(files), ensembles, inputs, needs_code=code is None)
         files["model-card.md"] = card(about, scores).encode()
     write_folder(folder, files)
     return Exported(folder, format, tuple(ensembles), tuple(files))
-
-
-def _sample(run: Run) -> Tensor:
-    """Return inputs as they are in files, to try models on: drawn, because a saved run has no points."""
-    federation, rng = run.federation, generator(0, "export")
-    sides = (SAMPLE, *federation.shape.input)
-    if federation.train.x.dtype == torch.uint8:
-        return torch.from_numpy(rng.integers(0, 256, sides, dtype="uint8"))
-    x = torch.from_numpy(rng.standard_normal(sides))
-    return (x if federation.scale is None else federation.scale.back(x)).to(run.state.centers.dtype)
 
 
 def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemble]:
@@ -220,7 +214,7 @@ def _weights(net: nn.Module, name: str) -> bytes:
     return safe_bytes(state, {"format": "pt", "from": name or "fedsoft"})
 
 
-def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
+def _onnx(key: str, predictor: Predictor, sample: tuple[Tensor, ...]) -> bytes:
     """Return the whole computation for any number of points, checked in onnxruntime."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
@@ -235,8 +229,8 @@ def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
         logger.setLevel(logging.ERROR)  # it names every library that is not installed
         try:
             program = torch.onnx.export(
-                predictor.eval(), (sample,), dynamo=True, input_names=["x"], output_names=["prediction"],
-                dynamic_shapes=({0: points},), verbose=False,
+                predictor.eval(), sample, dynamo=True, input_names=list(predictor.inputs.names),
+                output_names=["prediction"], dynamic_shapes=(tuple({0: points} for _ in sample),), verbose=False,
             )  # fmt: skip
         except Exception as error:  # a user's network may raise anything
             reason = str(error).strip().splitlines()[0]
@@ -248,6 +242,7 @@ def _onnx(key: str, predictor: Predictor, sample: Tensor) -> bytes:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 3, 1, 1
         session: Any = onnxruntime.InferenceSession(content, options)
-    for rows in (sample, sample[:1]):
-        _check(key, torch.from_numpy(session.run(None, {"x": rows.numpy()})[0]), predictor(rows))
+    for rows in (sample, tuple(part[:1] for part in sample)):
+        given = {name: part.numpy() for name, part in zip(predictor.inputs.names, rows, strict=True)}
+        _check(key, torch.from_numpy(session.run(None, given)[0]), predictor(*rows))
     return content

@@ -11,6 +11,7 @@ import torch
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.escape import plain
 from fedsoft.evaluation.scores import Scores
+from fedsoft.exports.raw_inputs import RawInputs
 from fedsoft.machine.resources import environment
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.privacy import statements
@@ -27,6 +28,7 @@ class Card:
     format: str
     files: tuple[str, ...]
     ensembles: Mapping[str, Ensemble]
+    inputs: RawInputs
     needs_code: bool = False  # whether the code of the network is not known, and has to be passed
 
 
@@ -52,11 +54,10 @@ def _head(about: Card) -> str:
 
 def _data(about: Card) -> str:
     federation = about.run.federation
-    shape, train, held_out = federation.shape, federation.train, federation.held_out
-    kind = "uint8 images, divided by 255 inside" if train.x.dtype == torch.uint8 else "floats"
+    train, held_out = federation.train, federation.held_out
     lines = [
         f"{len(federation)} clients, {int(train.sizes.sum())} training points, {int(held_out.sizes.sum())} held out",
-        f"input: `[points, {', '.join(map(str, shape.input))}]`, {kind}",
+        *(f"input: {line}" for line in _inputs(about)),
         f"output: {_output(about)}",
     ]
     if about.spec is not None:
@@ -71,6 +72,20 @@ def _data(about: Card) -> str:
     if federation.columns.elements:
         lines.append(f"columns: {', '.join(map(plain, federation.columns.elements))}")
     return "## Data\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _inputs(about: Card) -> list[str]:
+    """Return each input with its shape and type."""
+    kinds = {
+        "uint8": "uint8 images, divided by 255 inside", "int64": "integers", "bool": "true or false",
+        "float32": "floats",
+    }  # fmt: skip
+    found = about.inputs.about(about.run.federation)
+    names = [f"`{name}` " if len(found) > 1 else "" for name, _, _ in found]
+    return [
+        f"{name}`[{', '.join(map(str, ['points', *shape]))}]`, {kinds[kind]}"
+        for name, (_, shape, kind) in zip(names, found, strict=True)
+    ]
 
 
 def _scaling(about: Card) -> str:
@@ -164,11 +179,20 @@ def _scores(scores: Scores | None) -> str:
     return "## Scores\n\n" + "\n".join(lines) if lines else ""
 
 
+def _example(about: Card, package: str, dtype: str, *, always: bool = False) -> str:
+    """Return Python that makes inputs of three points, as a dictionary where there are several, or `always`."""
+    found = {}
+    for name, shape, kind in about.inputs.about(about.run.federation):
+        make = "zeros" if shape else "ones"  # a sequence has a length
+        found[name] = f"{package}.{make}({[3, *shape]}, {dtype}{kind})"
+    if list(found) == ["x"] and not always:
+        return found["x"]
+    return "{" + ", ".join(f'"{name}": {code}' for name, code in found.items()) + "}"
+
+
 def _loading(about: Card) -> str:
-    federation = about.run.federation
     first, file = next(iter(about.ensembles)), about.files[0]
-    kind = "uint8" if federation.train.x.dtype == torch.uint8 else "float32"
-    shape = f"(3, {', '.join(map(str, federation.shape.input))})"
+    x, given = _example(about, "torch", "dtype=torch."), _example(about, "np", "np.", always=True)
     more = ", make" if about.needs_code else ""  # a function that makes the network
     code = {
         "safetensors": f"""from safetensors.torch import load_file
@@ -177,12 +201,12 @@ weights = load_file("{file}")  # named tensors, for load_state_dict of the same 
         "torch": f"""import torch
 from model import predict
 
-x = torch.zeros({shape}, dtype=torch.{kind})
+x = {x}
 prediction = predict(x, "{first}"{more})""",
         "onnx": f"""import numpy as np
 import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
-prediction = session.run(None, {{"x": np.zeros({shape}, np.{kind})}})[0]""",
+prediction = session.run(None, {given})[0]""",
     }[about.format]
     return f"## How to load\n\n```python\n{code}\n```"

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from fedsoft.core.federation import Federation
+from fedsoft.core.inputs import Kind
+from fedsoft.exports.raw_inputs import RawInputs
 from fedsoft.runs.spec import RunSpec
 
 # Layers whose printed form is the call that makes them.
@@ -14,6 +16,11 @@ PLAIN = (
     nn.Flatten, nn.GroupNorm, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout1d,
     nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
 )  # fmt: skip
+
+
+READ: dict[Kind, str] = {
+    "bool": ".bool()", "uint8": ".float() / 255", "int32": ".long()", "float32": ".float()", "float64": ".float()",
+}  # fmt: skip
 
 
 def network_code(net: nn.Module, spec: RunSpec | None) -> str | None:
@@ -36,7 +43,7 @@ def network_code(net: nn.Module, spec: RunSpec | None) -> str | None:
 '''
 
 
-def program(code: str | None, shares: dict[str, dict[str, float]], federation: Federation) -> str:
+def program(code: str | None, shares: dict[str, dict[str, float]], federation: Federation, inputs: RawInputs) -> str:
     """Return a Python file that makes the networks and predicts, with torch and safetensors alone."""
     first = next(iter(shares))
     make = "make" if code is None else "make=network"
@@ -45,8 +52,7 @@ def program(code: str | None, shares: dict[str, dict[str, float]], federation: F
         if code is None
         else code
     )
-    scaled = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
-    constants = ""
+    scaled, constants = _arguments(inputs, federation), ""
     if (scale := federation.scale) is not None:
         scaled = "((x.double() - MEAN) / STD).float()"
         values = (("MEAN", scale.mean), ("STD", scale.std))
@@ -81,9 +87,32 @@ def load(file, {make}):
 
 @torch.no_grad()
 def predict(x, name, {make}):
-    """Return values or probabilities for inputs x[points, ...]."""
+    """Return values or probabilities for inputs {_given(inputs)}."""
     return sum(share * load(file, make)({scaled}){head} for file, share in SHARES[name].items())
 '''
+
+
+def _given(inputs: RawInputs) -> str:
+    """Return what x is."""
+    if not inputs.reader.fields:
+        return "x[points, ...]"
+    return f"x, a dictionary of tensors: {', '.join(inputs.names)}"
+
+
+def _arguments(inputs: RawInputs, federation: Federation) -> str:
+    """Return the Python that a network is called with."""
+    if not inputs.reader.fields:
+        numbers = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
+        return "x.long()" if inputs.reader.tokens else numbers
+    parts, beside = [], {}
+    for one, name, lengths in inputs.kinds:
+        value = f'x["{name}"]{READ[one.kind]}'
+        parts.append(value if one.name.isdigit() else f"{one.name}={value}")
+        place, much = f'torch.arange(x["{name}"].shape[1])', f'x["{lengths}"]'
+        beside[one.name] = {
+            "mask": f"{place} < {much}[:, None]", "padding_mask": f"{place} >= {much}[:, None]", "lengths": much,
+        }  # fmt: skip
+    return ", ".join([*parts, *(f"{key}={beside[name][what]}" for key, name, what in inputs.reader.beside)])
 
 
 def layers_of(net: nn.Module) -> str | None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedsoft.core.client_data import DataShape
-from fedsoft.core.model import Layout, OuterProduct, Params
+from fedsoft.core.model import Layout, OuterProduct, Params, Step
 from fedsoft.machine.threads import PerThread
+from fedsoft.networks.inputs import Inputs, Reader, arguments, token_errors
 from fedsoft.networks.passes import Pass
+from fedsoft.networks.stacking import Stackable
 from fedsoft.networks.statistics import Statistics
 
 
@@ -28,6 +30,7 @@ class Network:
         layout: what is trained, statistics last.
         statistics: the names of the statistics.
         shape: of the data.
+        reader: from inputs as they are kept to those that the network is called with.
         watched: whether its calls are to be watched for draws and statistics (see `passes`).
         local: whether clients keep their statistics to themselves.
     """
@@ -36,6 +39,7 @@ class Network:
     layout: Layout
     statistics: tuple[str, ...]
     shape: DataShape
+    reader: Reader = field(default_factory=Reader)
     watched: bool = False
     local: bool = False
 
@@ -57,22 +61,23 @@ class OneClient:
         still = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         self.still = {name: t.detach().clone() for name, t in still.items() if name not in layout.shapes}
 
-    def predict(self, params: Params, x: Tensor) -> Tensor:
-        with self.network.watch(Pass(statistics=Statistics({}, local=self.network.local), stacked=True)):
-            return self._call(params, x, training=False)
+    def predict(self, params: Params, inputs: Inputs) -> Tensor:
+        with self.network.watch(Pass(statistics=Statistics({}, local=self.network.local))):
+            return self._call(params, inputs, training=False)
 
-    def train(self, params: Params, x: Tensor, key: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, params: Params, inputs: Inputs, key: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs in a step of training, and the statistics after it."""
         statistics = Statistics(params, self.network.statistics, local=self.network.local)
-        with self.network.watch(Pass(key, real, statistics, stacked=True)):
-            out = self._call(params, x, training=True)
-        return out, statistics.vector(x)
+        with self.network.watch(Pass(key, real, statistics)):
+            out = self._call(params, inputs, training=True)
+        return out, statistics.vector(next(iter(params.values())))
 
-    def _call(self, params: Params, x: Tensor, *, training: bool) -> Tensor:
+    def _call(self, params: Params, inputs: Inputs, *, training: bool) -> Tensor:
         net, still = self._own(next(iter(params.values())))
         if net.training != training:
             net.train(training)
-        return self.network.column(functional_call(net, {**params, **still}, (x,)))
+        args, named = arguments(inputs)
+        return self.network.column(functional_call(net, {**params, **still}, args, named))
 
     def _own(self, like: Tensor) -> tuple[nn.Module, Params]:
         """Return the network of this thread, and what is not trained of it in the precision of a tensor."""
@@ -84,6 +89,33 @@ class OneClient:
                 for name, t in self.still.items()
             }
         return self.here.net, self.here.still
+
+
+class StackOfClients:
+    """The networks of all clients at once, on inputs `x[m, B, ...]` as they are kept.
+
+    `Stackable` is around `vmap` and the `Pass` of a client inside of it: a call is first seen by the pass, which draws,
+    and what it calls in turn is put into a form that can be stacked.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.reader, one = network.reader, OneClient(network)
+        self._predict, self._train = vmap(one.predict), vmap(one.train)
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        with Stackable(), token_errors(x):
+            some = next(iter(params.values()))
+            inputs = self.reader.read(self.reader.some_points(x, some), some.dtype)
+            return self._predict(params, inputs)[:, : x.shape[1]]
+
+    def train(self, params: Params, x: Tensor, keys: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs in a step of training of the `real[m, B]` points, and the statistics after it."""
+        with Stackable(), token_errors(x):
+            return self._train(params, self.reader.read(x, next(iter(params.values())).dtype), keys, real)
+
+    def training(self, params: Params, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """See `backends.Stacked`."""
+        return self.train(params, x, step.keys, torch.arange(x.shape[1], device=x.device) < step.points[:, None])
 
 
 class LoopedModule:
@@ -99,19 +131,19 @@ class LoopedModule:
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         rows = []
         with torch.no_grad():
-            for k, inputs in enumerate(x):
-                net, _, _ = self._with({name: part[k] for name, part in params.items()}, x, training=False)
+            for k, inputs in enumerate(self.network.reader.some_points(x, next(iter(params.values())))):
+                net, _, _ = self._with({name: part[k] for name, part in params.items()}, training=False)
                 with self.network.watch(Pass(statistics=Statistics({}, local=self.network.local))):
-                    rows.append(self.network.column(net(inputs)))
-        return torch.stack(rows)
+                    rows.append(self._call(net, inputs))
+        return torch.stack(rows)[:, : x.shape[1]]
 
     def gradient(
         self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor, key: Tensor | None = None
     ) -> list[OuterProduct]:
-        net, leaves, buffers = self._with(self.layout.unflatten(w), x, training=key is not None)
+        net, leaves, buffers = self._with(self.layout.unflatten(w), training=key is not None)
         statistics = Statistics(buffers, self.network.statistics, local=self.network.local)
         with torch.enable_grad(), self.network.watch(Pass(key, None, statistics)):
-            output = self.network.column(net(x))
+            output = self._call(net, x)
         parts = torch.autograd.grad(
             output, leaves, loss_gradient(output.detach()), allow_unused=True, materialize_grads=True
         )  # fmt: skip
@@ -119,7 +151,12 @@ class LoopedModule:
         torch.cat([part.reshape(-1) for part in (*parts, *new)], out=out)
         return []
 
-    def _with(self, params: Params, x: Tensor, *, training: bool) -> tuple[nn.Module, list[Tensor], Params]:
+    def _call(self, net: nn.Module, x: Tensor) -> Tensor:
+        args, named = arguments(self.network.reader.read(x, self.here.kind[1]))
+        with token_errors(x):
+            return self.network.column(net(*args, **named))
+
+    def _with(self, params: Params, *, training: bool) -> tuple[nn.Module, list[Tensor], Params]:
         """Return the network of this thread with these parameters, the parameters to train, and its statistics."""
         like = next(iter(params.values()))
         kind = (like.device, like.dtype)

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedsoft.core.draws import Mask
 from fedsoft.errors import InputError
+from fedsoft.networks.stacking import attention
 from fedsoft.networks.statistics import Statistics
 
 SELU_FLOOR = -1.7580993408473766  # where AlphaDropout puts what it drops: the limit of SELU
@@ -29,14 +30,11 @@ _ATTENTION_INSIDE: Callable[..., Any] = FunctionType(
     ATTENTION.__code__, {**vars(F), "has_torch_function": lambda _: False}, "attention", ATTENTION.__defaults__
 )
 
-_DRAWING = (
-    "bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "poisson",
-    "multinomial",
-)  # fmt: skip
-_IN_PLACE = ("bernoulli_", "normal_", "uniform_", "exponential_", "random_", "bernoulli", "multinomial")
-# Functions to refuse, by name: none of them is ever called here.
+# Functions to refuse: none of them is ever called here.
 OTHER_DRAWS: frozenset[Any] = frozenset({
-    *(getattr(torch, name) for name in _DRAWING), *(getattr(Tensor, name) for name in _IN_PLACE), F.gumbel_softmax,
+    torch.bernoulli, torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randint_like,
+    torch.randperm, torch.normal, torch.poisson, torch.multinomial, Tensor.bernoulli, Tensor.bernoulli_,
+    Tensor.exponential_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_, F.gumbel_softmax,
     F.fractional_max_pool2d, F.fractional_max_pool3d,
 })  # fmt: skip
 
@@ -48,15 +46,12 @@ class Pass(TorchFunctionMode):
         key: names the draws of a step of training; None in prediction, where nothing is drawn.
         real: which points of the batch are the client's, `[B]`; None where all of them are.
         statistics: the running statistics of the network's layers.
-        stacked: whether it computes under `vmap`.
     """
 
     def __init__(
-        self, key: Tensor | None = None, real: Tensor | None = None, statistics: Statistics | None = None, *,
-        stacked: bool = False,
-    ) -> None:  # fmt: skip
+        self, key: Tensor | None = None, real: Tensor | None = None, statistics: Statistics | None = None
+    ) -> None:
         super().__init__()
-        self.stacked = stacked
         self.key, self.real, self.statistics = key, real, statistics or Statistics({})
         self.draws = 0
 
@@ -131,19 +126,12 @@ def _scaled_dot_product(
     at: Pass, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    if dropout_p <= 0 and not at.stacked:  # what torch has for it cannot be stacked
+    if dropout_p <= 0:
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if enable_gqa:
-        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~causal, -math.inf)
-    if attn_mask is not None:
-        boolean = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if boolean else scores + attn_mask
-    shares = scores.softmax(-1)
-    return (shares * at.mask(shares, shares.shape, dropout_p) if dropout_p > 0 else shares) @ value
+    return attention(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        drop=lambda shares: shares * at.mask(shares, shares.shape, dropout_p),
+    )  # fmt: skip
 
 
 def _recurrent(at: Pass, func: Any, *args: Any) -> Any:

@@ -7,10 +7,10 @@ its centers, and what is usual for its clients: the noise scale and the distribu
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +47,8 @@ class Adopted:
         fit: whether the centers fit it.
         alike: pairs of centers that its points do not tell apart.
         ensemble: the models it predicts with.
-        scale: of inputs, where the federation has one; `predict` takes unscaled inputs.
+        inputs: from inputs as users give them, unscaled, to those that models see.
+        scale: of inputs, where the federation has one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Adopted:
     fit: Fit
     alike: tuple[tuple[int, int], ...]
     ensemble: Ensemble
+    inputs: Callable[[Any], Tensor]
     scale: Scale | None = None
 
     @property
@@ -79,10 +81,9 @@ class Adopted:
         return self.verdict == "fits"
 
     def predict(self, x: Any) -> Tensor:
-        """Return values or probabilities for inputs `x[points, ...]`."""
+        """Return values or probabilities for inputs as they are in the clients' data, `x[points, ...]`."""
         with torch.no_grad(), one_thread():
-            inputs = torch.as_tensor(x if isinstance(x, Tensor) else np.array(x))
-            return self.ensemble.predict(inputs if self.scale is None else self.scale(inputs))
+            return self.ensemble.predict(self.inputs(x))
 
     def sentences(self) -> list[str]:
         """Return the verdict, and which centers its points do not tell apart."""
@@ -146,7 +147,7 @@ class NewClients:
             mean = losses.mean(0)
             return Adopted(
                 name, how, len(losses), u[0], span.low, span.high, level, mean, fit, alike(logp, u[0], level),
-                self._ensemble(how, data, u, mean, name), self.federation.scale,
+                self._ensemble(how, data, u, mean, name), self.federation.new_inputs, self.federation.scale,
             )  # fmt: skip
 
     def points(self, pairs: list[tuple[Tensor, Tensor]]) -> ClientData:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedsoft.core.client_data import Augment, ClientData, DataShape
 from fedsoft.core.federation import Columns, Federation
+from fedsoft.core.inputs import words
 from fedsoft.core.scaling import Scale
 
-Dtype = Literal["uint8", "int64", "float32", "float64"]
+Dtype = Literal["uint8", "int32", "int64", "float32", "float64"]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 LARGEST = 2**40  # numbers in one input
 
@@ -28,7 +29,7 @@ class DataSummary:
     Arguments:
         names: of the clients.
         train, held_out: how many points each of them has.
-        shape: the task, the shape of an input, the number of outputs or classes.
+        shape: the task, the shape of an input, the number of outputs or classes, and what several inputs are.
         columns: names of features, and of classes where they are text.
         inputs, targets: types of numbers; target: the shape of one target.
         mean, std: of inputs, where they are scaled.
@@ -82,10 +83,24 @@ class DataSummary:
             raise ValueError("names and sizes of clients should be as many")
         if any(side < 1 for side in found.shape.input) or math.prod(found.shape.input) > LARGEST:
             raise ValueError("the shape of an input is not possible")
+        _check_fields(found)
         sides = [] if found.mean is None else [torch.tensor(value).shape for value in (found.mean, found.std or [])]
         if any(tuple(side) != found.shape.input for side in sides):
             raise ValueError("the scale should have the shape of an input")
         return found
+
+
+def _check_fields(found: DataSummary) -> None:
+    """Raise ValueError unless several inputs are packed as they say."""
+    fields = found.shape.fields
+    if fields and (found.inputs, found.shape.input) != ("int32", (words(fields),)):
+        raise ValueError("several inputs should be packed as they say")
+    if len({one.name for one in fields}) != len(fields) or any(
+        not (one.name.isdigit() or one.name.isidentifier()) for one in fields
+    ):
+        raise ValueError("several inputs should have a name each")
+    if any(side < 0 for one in fields for side in one.shape) or any(one.ragged and not one.shape for one in fields):
+        raise ValueError("the shape of an input is not possible")
 
 
 def _name(numbers: Tensor) -> Dtype:

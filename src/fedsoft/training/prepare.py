@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsoft.core.batches import Problem
-from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_data import ClientData, DataShape
 from fedsoft.core.client_metrics import NAMED, ClientMetric, MetricChoice, read_metrics
 from fedsoft.core.contract import Algorithm, Training
 from fedsoft.core.federation import Federation
+from fedsoft.core.inputs import extremes, made_up
 from fedsoft.core.local_solve import FirstOrder, Solver
-from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import Builder, Model, check_outputs
 from fedsoft.engine.base import Engine
 from fedsoft.engine.registry import find as find_engine
@@ -31,6 +31,7 @@ from fedsoft.seeds import generator
 from fedsoft.solvers.adam import Adam
 from fedsoft.training.options import Execution
 
+POINTS = 4  # that a model is tried on
 STEP_BYTES = 500  # of memory for a batch besides its points
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -43,13 +44,22 @@ def as_model(model: Any, federation: Federation) -> Model:
         model = module(factory=model)  # a function that makes a network
     elif not callable(model) and not isinstance(model, Model):
         raise InputError(f"model = {model!r} is not allowed: should be one of fedsoft.models, or a torch.nn.Module")
-    built: Any = model if isinstance(model, Model) else model(federation.shape)
+    x, y = _few_points(federation)
+    built: Any = model if isinstance(model, Model) else _built(model, federation.shape, x)
     if isinstance(built, nn.Module):
         raise InputError("model: give the network as fedsoft.models.module(factory), or the network itself")
     check_memory(f"a model of {built.size} parameters", 16 * built.size)
-    x, y = _few_points(federation)
     check_outputs(built, federation.shape, x, y)
     return built
+
+
+def _built(builder: Callable[..., Any], shape: DataShape, points: Tensor) -> Any:
+    """Make a model for the data, and let it try itself on a client's points where it does."""
+    if not shape.fields and "points" not in inspect.signature(builder).parameters:
+        return builder(shape)
+    if "points" not in inspect.signature(builder).parameters:
+        raise InputError("model: it takes one input, the data has several: give a torch.nn.Module")
+    return builder(shape, points=points)
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ def prepare(
     _try_out(training, federation)
     if (privacy := conditions.privacy) is not None:
         plain_mean = conditions.aggregator is None and not conditions.guard
-        privacy.check(recipe.algorithm, len(federation), squared=model.loss is squared_loss, plain_mean=plain_mean)
+        privacy.check(recipe.algorithm, model, len(federation), plain_mean=plain_mean)
     if (attack := conditions.attack) is not None:
         conditions = replace(conditions, malicious=malicious_clients(federation.names, attack.share, recipe.seed))
         if len(federation.train.x):  # else points are elsewhere
@@ -144,13 +154,23 @@ def _backend(backend: str, device: str) -> str:
 
 
 def _few_points(federation: Federation) -> tuple[Tensor, Tensor]:
-    """Of the client that has most: one point does not tell a mean over points from a value for each."""
-    if not len(federation.train.x):  # they are elsewhere: zeros have the shape, too
-        empty = federation.train
-        x, y = empty.x.new_zeros(4, *empty.x.shape[1:]), empty.y.new_zeros(4, *empty.y.shape[1:])
-    else:
-        x, y = federation.train.client(int(federation.train.sizes.argmax()))
-    return ClientData.concat([(x[:4], y[:4])]).to("cpu", torch.float32).client(0)
+    """Return points to try a model on.
+
+    Of the client that has most: one point does not tell a mean over points from a value for each. Beside them those
+    with the smallest and largest integer of all, so that a vocabulary that is too small is found before a run begins.
+    """
+    shape, train = federation.shape, federation.train
+    if len(train.x):
+        x, y = train.client(int(train.sizes.argmax()))
+        pairs = [(x[:POINTS], y[:POINTS])]
+        for data in (train, federation.held_out):
+            rows = extremes(data.x, shape.fields)
+            pairs.append((data.x[rows], data.y[rows]))
+    else:  # they are elsewhere
+        x = made_up(shape.input, shape.fields, train.x.dtype, POINTS)
+        pairs = [(x, train.y.new_zeros(POINTS, *train.y.shape[1:]))]
+    few = ClientData.concat(pairs).to("cpu", torch.float32)
+    return few.x, few.y
 
 
 def check_device(device: str) -> None:

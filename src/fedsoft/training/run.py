@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_metrics import ClientMetric, MetricChoice, read_metrics
 from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
-from fedsoft.core.model import Model, Params, as_numbers
+from fedsoft.core.model import Model, Params
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
 from fedsoft.evaluation.metric_scores import score_metrics, with_centers
@@ -98,12 +97,7 @@ class Run:
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
         like = self.state.centers
-        inputs = as_numbers(torch.as_tensor(x if isinstance(x, Tensor) else np.array(x)), like.dtype)
-        inputs = inputs.to(like.device, like.dtype)
-        shape = self.federation.shape.input
-        if tuple(inputs.shape[1:]) != shape:
-            raise InputError(f"x has shape {list(inputs.shape)}, should be [points, {', '.join(map(str, shape))}]")
-        inputs = self.federation.as_seen(inputs)
+        inputs = self.model.inputs(self.federation.new_inputs(x).to(like.device), like.dtype)
         with torch.no_grad():
             if client is not None:
                 return self.engine.predict_for(self._row(client), inputs, self.state)

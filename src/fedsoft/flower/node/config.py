@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from pydantic import Field
 
 from fedsoft import plugins
 from fedsoft.core.federation import DataShape, Federation
+from fedsoft.datasets.nodes import agreed_shape
 from fedsoft.errors import FedsoftError, InputError, unknown
 from fedsoft.flower.node.policy import Policy
 from fedsoft.flower.node.refusals import Refusal, Refused
@@ -59,6 +61,9 @@ class Data:
         clients: the names that the clients have in the federation.
         label: the column with the targets, for tables.
         held_out: the share of points that is kept for scoring.
+        tokens: columns of tables that hold tokens.
+        features: of several inputs: the arrays of an `.npz`.
+        length: of sequences, as the federation agreed on it.
     """
 
     path: str | None = None
@@ -68,6 +73,9 @@ class Data:
     clients: list[str] | None = None
     label: str = "y"
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    tokens: tuple[str, ...] = ()
+    features: tuple[str, ...] | None = None
+    length: Annotated[int, Field(ge=1)] | None = None
 
 
 @settings
@@ -216,7 +224,11 @@ class NodeConfig:
                 Refusal.DATA, f"the run's dataset '{spec.dataset.name}' is not allowed: should be 'nodes', all of it"
             )
         about = spec.dataset.settings
-        found = self.own_points(DataShape(about["task"], tuple(about["input"]), about["outputs"]))
+        try:
+            shape = agreed_shape(about)
+        except InputError as error:
+            raise Refused(Refusal.DATA, f"the run does not say what its inputs are: {error}") from None
+        found = self.own_points(shape)
         rows = [row for row, name in enumerate(found.names) if name in about["clients"]]
         if not rows:
             raise Refused(Refusal.CLIENT, "the run names no client of this node")
@@ -258,8 +270,10 @@ class NodeConfig:
     def own_points(self, shape: DataShape) -> Federation:
         """Return the clients of this node, with the shape of data that the federation agreed on."""
         found = self._named(self._loaded())
-        if (found.shape.task, found.shape.input) != (shape.task, shape.input) or found.shape.outputs > shape.outputs:
+        if not _agree(found.shape, shape):
             raise Refused(Refusal.DATA, f"the data here has {found.shape}, the run has {shape}")
+        # How several inputs are packed is a matter of this node.
+        shape = replace(shape, input=found.shape.input, fields=found.shape.fields)
         return replace(found, shape=shape, truth=None)
 
     def _named(self, found: Federation) -> Federation:
@@ -279,12 +293,26 @@ class NodeConfig:
                 return found
             names = [str(name) for name in found] if isinstance(found, dict) else data.clients
             pairs = list(found.values()) if isinstance(found, dict) else list(found)
-            return Federation.from_clients(pairs, names=names, held_out=data.held_out)
+            return Federation.from_clients(pairs, names=names, held_out=data.held_out, length=data.length)
         from fedsoft.datasets.folder import folder
 
         path = (self.path.parent / Path(str(data.path)).expanduser()).absolute()
+        read = partial(
+            folder, label=data.label, held_out=data.held_out, categories=0, tokens=data.tokens, features=data.features,
+            length=data.length,
+        )  # fmt: skip
         if not path.is_file():
-            return folder(path, label=data.label, held_out=data.held_out, categories=0)
+            return read(path)
         with TemporaryDirectory() as alone:
             (Path(alone) / path.name).symlink_to(path)
-            return folder(alone, label=data.label, held_out=data.held_out, categories=0)
+            return read(alone)
+
+
+def _agree(own: DataShape, asked: DataShape) -> bool:
+    """Whether a run asks for the data that this node has. Floats may be of any size."""
+    if (own.task, len(own.fields)) != (asked.task, len(asked.fields)) or own.outputs > asked.outputs:
+        return False
+    if not own.fields:
+        return own.input == asked.input
+    wanted = {one.name: one for one in asked.fields}
+    return all(one.name in wanted and one.agrees(wanted[one.name]) for one in own.fields)

@@ -15,11 +15,11 @@ from torch import Tensor
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.contract import Kind, Training, replies_of
 from fedsoft.core.federation import Federation
+from fedsoft.core.inputs import made_up
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.resources import Resources
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.privacy import Privacy, Released
-from fedsoft.seeds import generator
 
 Forms = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Names, types and shapes of one client's row."""
@@ -65,9 +65,9 @@ class Expected:
     """
 
     def __init__(self, training: Training, federation: Federation, privacy: Privacy | None) -> None:
-        x = federation.train.x.new_zeros((POINTS, *federation.shape.input))
-        if x.is_floating_point():  # equal points could be singular
-            x += torch.from_numpy(generator(0, "made up").standard_normal(x.shape)).to(x)
+        shape = federation.shape
+        # Drawn: equal points could be singular.
+        x = made_up(shape.input, shape.fields, federation.train.x.dtype, POINTS)
         y = federation.train.y.new_zeros((POINTS, *federation.train.y.shape[1:]))
         data = ClientData.concat([(x, y)])
         self.make = lambda: ClientHost(

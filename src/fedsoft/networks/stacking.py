@@ -1,0 +1,90 @@
+"""Operations of torch that cannot be stacked over clients, in a form that can.
+
+Attention and bags of embeddings have fused kernels that `vmap` would call for one client after the other, with a
+warning. Here they are plain products and sums, which it stacks. A mode of torch is a matter of one thread, so that
+workers do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class Stackable(TorchFunctionMode):
+    """Computes what is called inside of it in a form that `vmap` can stack."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given: Mapping[str, Any] = kwargs or {}
+        if func is F.multi_head_attention_forward and not given.get("need_weights", True):
+            # Where its weights are wanted, torch computes them; the mode does not reach into this function.
+            return func(*args, **{**given, "need_weights": True})[0], None
+        if func is F.scaled_dot_product_attention and not _dropout(args, given):
+            return attention(*args, **given)
+        if func is F.embedding_bag and _is_rectangular(args, given):
+            return embedding_bag(*args, **given)
+        return func(*args, **given)
+
+
+def _dropout(args: Sequence[Any], given: Mapping[str, Any]) -> float:
+    return args[4] if len(args) > 4 else given.get("dropout_p", 0.0)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    drop: Callable[[Tensor], Tensor] = lambda shares: shares,
+) -> Tensor:  # fmt: skip
+    """Return what `F.scaled_dot_product_attention` does; `drop` does what dropout would."""
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is None:
+        return drop(scores.softmax(-1)) @ value
+    if attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=scores.dtype).masked_fill(~attn_mask, -math.inf)
+    scores = scores + attn_mask
+    # A query that may look at nothing gets 0, not NaN, as from torch's own kernels.
+    nothing = (scores == -math.inf).all(-1, keepdim=True)
+    return drop(scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)) @ value
+
+
+def _is_rectangular(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether bags are rows of indices `[bags, length]`, with no norm to hold and no gradient by frequency."""
+    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse")
+    found = {**dict(zip(names, args, strict=False)), **given}
+    indices = found["input"]
+    return indices.ndim == 2 and found.get("max_norm") is None and not found.get("scale_grad_by_freq")
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return what `F.embedding_bag` does for bags that are rows of indices."""
+    rows = F.embedding(input, weight)
+    if padding_idx is None:
+        if mode == "max":
+            return rows.amax(1)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights[..., None]
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    real = (input != (padding_idx if padding_idx >= 0 else len(weight) + padding_idx))[..., None]
+    if mode == "max":
+        empty = ~real.any(1)
+        return rows.masked_fill(~real, -math.inf).amax(1).masked_fill(empty, 0.0)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[..., None]
+    total = (rows * real).sum(1)
+    return total if mode == "sum" else total / real.sum(1).clamp(min=1)
