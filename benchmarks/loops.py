@@ -87,7 +87,7 @@ class Loop:
         train = work.federation.train
         self.data = [train.client(k) for k in range(len(train))]
         self.data = [(x.float() / 255 if x.dtype == torch.uint8 else x, y) for x, y in self.data]
-        self.centers = [self._module(center) for center in centers]
+        self.centers = [self._module(center).eval() for center in centers]
         self.clients = [self._module(start) for _ in self.data]
         self.optimizers = [torch.optim.Adam(c.parameters(), lr=work.lr, fused=tuned) for c in self.clients]
         self.loaders = [self.loader(x, y) for x, y in self.data]
@@ -95,7 +95,7 @@ class Loop:
 
     def _module(self, vector: Tensor) -> nn.Module:
         module = self.work.module()
-        vector_to_parameters(vector.clone(), module.parameters())
+        put(vector, module)
         return module
 
     def loader(self, x: Tensor, y: Tensor) -> DataLoader:
@@ -169,10 +169,25 @@ class Loop:
         share = self.u * self.work.federation.train.sizes[:, None]
         v = share / share.sum(0)
         for s, center in enumerate(self.centers):
-            mean = sum(v[k, s] * parameters_to_vector(c.parameters()) for k, c in enumerate(self.clients))
+            mean = sum(v[k, s] * vector_of(c) for k, c in enumerate(self.clients))
             assert isinstance(mean, Tensor)
-            vector_to_parameters(mean, center.parameters())
+            put(mean, center)
 
     @torch.no_grad()
     def vectors(self, modules: list[nn.Module]) -> Tensor:
-        return torch.stack([parameters_to_vector(module.parameters()) for module in modules])
+        return torch.stack([vector_of(module) for module in modules])
+
+
+def vector_of(module: nn.Module) -> Tensor:
+    """Parameters, and after them running statistics."""
+    return torch.cat([tensor.detach().flatten() for tensor in _averaged(module)])
+
+
+def put(vector: Tensor, module: nn.Module) -> None:
+    parts = vector.split([tensor.numel() for tensor in _averaged(module)])
+    for tensor, part in zip(_averaged(module), parts, strict=True):
+        tensor.data.copy_(part.view_as(tensor))
+
+
+def _averaged(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]

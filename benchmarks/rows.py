@@ -55,12 +55,14 @@ def piece(work: Callable[[], object], count: Callable[[], float], clock: Callabl
 # --- whole rounds -----------------------------------------------------------------------------------------------------
 
 
-def loop_of_rounds(make: Callable[[bool], Work], at_once: int) -> Make:
-    """The plain loop, some clients at a time, so that fedsoft can take turns with it."""
+def loop_of_rounds(make: Callable[[bool], Work], at_once: int, *, tuned: bool = False) -> Make:
+    """The loop, some clients at a time, so that fedsoft can take turns with it."""
 
     def side(small: bool) -> Side:
+        if tuned:
+            machine.keep_heap()
         work = make(small)
-        loop = work.engine().loop(work)
+        loop = work.engine().loop(work, tuned=tuned)
         rounds = loop.rounds(at_once)
         return lambda: piece(lambda: next(rounds), lambda: loop.steps, time.process_time)
 
@@ -281,6 +283,21 @@ ROWS: dict[str, Row] = {
     "resnet": Row(
         "ResNet with GroupNorm", PLAIN,
         loop_of_steps(works.resnet), engine_of_steps(works.resnet), 1.8, check=same_round(works.resnet),
+    ),
+    "resnet-batchnorm": Row(
+        "ResNet with BatchNorm", TUNED,
+        loop_of_steps(works.resnet_batch_norm, tuned=True), engine_of_steps(works.resnet_batch_norm), 0.9,
+        check=same_round(works.resnet_batch_norm), obstacle=no_heap,
+    ),
+    "dropout": Row(
+        "digits MLP round with dropout", TUNED,
+        loop_of_rounds(works.dropout, 10, tuned=True), engine_of_rounds(works.dropout), 2,
+        check=same_round(works.dropout_off), obstacle=no_heap,
+    ),
+    "batchnorm": Row(
+        "digits MLP round with BatchNorm", TUNED,
+        loop_of_rounds(works.batch_norm, 10, tuned=True), engine_of_rounds(works.batch_norm), 2,
+        check=same_round(works.batch_norm), obstacle=no_heap,
     ),
     "bag": Row(
         "EmbeddingBag, 40 clients", TUNED,

@@ -5,11 +5,15 @@ Small ones serve for checking that both compute the same, and for trying the ben
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
 from benchmarks.loops import Work, squared_error
+
+Norm = Callable[[int], nn.Module]
 
 
 def synthetic(small: bool) -> Work:
@@ -31,6 +35,32 @@ def digits(small: bool) -> Work:
     return Work(federation, net, fs.models.mlp(hidden=[64]), epochs=2 if small else 10)
 
 
+def dropout(small: bool, p: float = 0.2) -> Work:
+    """The same MLP with dropout."""
+    federation = digits(small).federation
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(p), nn.Linear(64, 10))
+
+    return Work(federation, net, fs.models.module(net, init="xavier"), epochs=2 if small else 10)
+
+
+def dropout_off(small: bool) -> Work:
+    """For the check: two sides drop different elements."""
+    return dropout(small, 0.0)
+
+
+def batch_norm(small: bool) -> Work:
+    """The same MLP with BatchNorm, without batches of one point, which torch's layer refuses."""
+    points = 40 if small else 160  # a quarter is held out
+    federation = fs.datasets.digits(clients=6 if small else 100, points=(points, points))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+    return Work(federation, net, fs.models.module(net, init="xavier"), epochs=2 if small else 10)
+
+
 def letters(small: bool, S: int = 2) -> Work:
     """The paper's CNN on images of random bytes: what they show does not change the time."""
 
@@ -44,13 +74,13 @@ def letters(small: bool, S: int = 2) -> Work:
 
 
 class Block(nn.Module):
-    """A residual block with group normalisation."""
+    """A residual block."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(4, after), nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(4, after),
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), norm(after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), norm(after),
         )  # fmt: skip
         self.skip = nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride, bias=False)
 
@@ -58,13 +88,22 @@ class Block(nn.Module):
         return torch.relu(self.body(x) + self.skip(x))
 
 
-def resnet(small: bool) -> Work:
+def groups(channels: int) -> nn.Module:
+    return nn.GroupNorm(4, channels)
+
+
+def resnet_batch_norm(small: bool) -> Work:
+    """The same with BatchNorm."""
+    return resnet(small, nn.BatchNorm2d)
+
+
+def resnet(small: bool, norm: Norm = groups) -> Work:
     """A network of one's own that is no plain chain: three residual blocks on the letters' images."""
 
     def net() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16), nn.ReLU(),
-            Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
+            nn.Conv2d(1, 16, 3, 1, 1, bias=False), norm(16), nn.ReLU(),
+            Block(16, 16, 1, norm), Block(16, 32, 2, norm), Block(32, 64, 2, norm),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 26),
         )  # fmt: skip
 

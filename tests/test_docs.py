@@ -163,6 +163,17 @@ def test_the_examples_of_the_page_on_data_run(tmp_path: Path, monkeypatch: pytes
         assert len(fs.load(tmp_path / f"run-{number}").history) == 2
 
 
+def test_the_examples_of_layers_run() -> None:
+    """The Python blocks of three sections, in order, as one session."""
+    text = (ROOT / "docs" / "models.md").read_text("utf-8").partition("\n## Dropout\n")[2]
+    found = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(found) == 2
+    names: dict[str, Any] = {}
+    for code in found:
+        exec(compile(code, "models.md", "exec"), names)
+    assert sorted(names["run"].centers[0]) == ["0.lora_a", "0.lora_b", "4.bias", "4.weight"]
+
+
 def test_the_examples_of_inputs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a section, in order, as one session."""
     monkeypatch.chdir(tmp_path)

@@ -235,7 +235,7 @@ def test_only_seeds_makes_generators() -> None:
     """Every draw is named."""
     for path in ROOT.rglob("*.py"):
         text = path.read_text("utf-8")
-        if path.name != "seeds.py":
+        if path.name not in ("seeds.py", "passes.py"):  # passes.py names draws of torch in order to refuse them
             for banned in ("np.random.seed", "np.random.default_rng", "torch.rand", "import random", "torch.Generator"):
                 assert banned not in text.replace("torch.random.fork_rng", ""), f"{banned} in {path.name}"
 

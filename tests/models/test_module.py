@@ -266,37 +266,6 @@ def test_a_network_can_be_named_by_its_import_path() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_running_statistics_are_refused_with_advice() -> None:
-    with pytest.raises(InputError, match=r"'1' \(BatchNorm1d\) keeps running statistics.*GroupNorm"):
-        fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))(VECTORS)
-
-
-def test_dropout_is_refused_with_advice() -> None:
-    with pytest.raises(InputError, match=r"'1' \(Dropout, p=0.5\) draws random numbers.*p=0"):
-        fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)))(VECTORS)
-    fs.models.module(lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1)))(VECTORS)
-
-
-def test_dropout_inside_a_recurrent_layer_is_refused_too() -> None:
-    # It is an option of the layer, not a module of its own; unseeded it would make every run another.
-    with pytest.raises(InputError, match="draws random numbers"):
-        fs.models.module(lambda: Recurrent(dropout=0.5))(SEQUENCES)
-
-
-def test_dropout_inside_attention_is_refused_too() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.view(-1, 2, 4)
-            return self.attention(x, x, x)[0].flatten(1)
-
-    with pytest.raises(InputError, match="draws random numbers"):
-        fs.models.module(Attention)(DataShape("regression", (8,), 8))
-
-
 def test_a_network_without_parameters_is_refused() -> None:
     with pytest.raises(InputError, match="no parameters"):
         fs.models.module(nn.Flatten)(VECTORS)

@@ -77,10 +77,13 @@ class APFL(OneCenter):
         for step, b in batches:
             active = slice(batches.plan.active[b])
             w_k, v_k, alpha_k = w[active], v[active], alpha[active]
-            g_w, g = batches.gradient(w_k), batches.gradient(alpha_k * v_k + (1 - alpha_k) * w_k)
+            g_w, statistics = batches.gradient(w_k), batches.statistics
+            g = batches.gradient(alpha_k * v_k + (1 - alpha_k) * w_k)
             g_alpha = ((v_k - w_k) * g).sum(1, keepdim=True)
             steppers[0].step(step, w_k, GradientParts(g_w))
             steppers[1].step(step, v_k, GradientParts(alpha_k * g))
+            batches.settle(v_k)
+            batches.settle(w_k, statistics)
             if self.adapt and step == 0:
                 alpha_k.sub_(g_alpha, alpha=self.alpha_lr).clamp_(0, 1)
         site.count_work(batches)

@@ -13,6 +13,7 @@ from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.contract import CHOICE, MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
+from fedsoft.errors import SettingError
 from fedsoft.settings import settings
 
 __all__ = ["IFCA"]
@@ -64,6 +65,11 @@ class IFCA(Algorithm):
 
     def init(self, site: Site, clients: int) -> State:
         """Draw every center independently: equal ones would leave the first choice to rounding."""
+        if self.average == "gradient" and site.model.statistics:
+            raise SettingError(
+                "IFCA", "average", self.average,
+                "should be 'model', since running statistics (BatchNorm) have no gradient", "for this model",
+            )  # fmt: skip
         centers = torch.stack([site.draw("center", s) for s in range(self.S)])
         return State(centers, centers.new_full((clients, self.S), 1 / self.S))
 

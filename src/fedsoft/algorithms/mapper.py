@@ -103,6 +103,7 @@ def train_share(site: Site, w: Tensor, share: Tensor, fixed: Tensor) -> Tensor:
         active = slice(batches.plan.active[b])
         w_k, s = w[active], share[active]
         stepper.step(step, w_k, GradientParts(s * batches.gradient(s * w_k + (1 - s) * fixed[active])))
+        batches.settle(w_k)
     site.count_work(batches)
     return batches.unstack(w)
 

@@ -90,7 +90,9 @@ class pFedMe(OneCenter):
             w_k, theta_k = w[active], theta[active]
             for _ in range(self.steps):
                 theta_k -= self.personal_lr * (batches.gradient(theta_k) + self.lam * (theta_k - w_k))
+                batches.settle(theta_k)
             w_k -= self.eta * self.lam * (w_k - theta_k)
+            batches.settle(w_k)
         site.count_work(batches)
         return mine | {"w": batches.unstack(theta)}, {"w": batches.unstack(w)}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.metrics import cross_entropy
-from fedsoft.core.model import Layout, OuterProduct, Params
+from fedsoft.core.model import Layout, OuterProduct, Params, Step
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -27,6 +27,8 @@ class Stacked:
         layout: of the parameters.
         forward: (named tensors `[m, ...]`, inputs `[m, B, ...]`) to outputs `[m, B, ...]`.
         loss: (outputs, targets `[m, B]`) to the loss of each point `[m, B]`.
+        training: the same as `forward` in a step of training, where that differs; also returns the new statistics
+            `[m, Q]`, which are the last Q parameters.
     """
 
     layout: Layout
@@ -34,14 +36,24 @@ class Stacked:
     loss: Loss
     name: str = "stacked"
     one_client_at_a_time: bool = False
+    training: Callable[[Params, Tensor, Step], tuple[Tensor, Tensor]] | None = None
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
+        statistics: Tensor | None = None
         with torch.enable_grad():
             # Leaves of their own, not views of one: the gradient of a view would be a zero-filled P-vector for each.
             leaves = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
-            total = (self.loss(self.forward(leaves, x), y) * weight).sum()
+            if step is None or self.training is None:
+                output = self.forward(leaves, x)
+            else:
+                output, statistics = self.training(leaves, x, step)
+            total = (self.loss(output, y) * weight).sum()
         parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
         torch.cat([part.reshape(len(w), -1) for part in parts], dim=1, out=out)
+        if statistics is not None and statistics.shape[1]:
+            out[:, -statistics.shape[1] :] = statistics
         return ()
 
 
@@ -53,10 +65,11 @@ class Network(Protocol):
         ...
 
     def gradient(
-        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
+        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor, key: Tensor | None = None
     ) -> list[OuterProduct]:
         """Write the gradient at `w[P]` on a batch into `out[P]`, except for the products that are returned.
 
+        With a `key` the network trains, see `Backend`.
         `loss_gradient` gives the gradient of the loss at the outputs. The products hold memory that the next call uses
         again.
         """
@@ -76,13 +89,17 @@ class OneByOne:
     def forward(self, params: Params, x: Tensor) -> Tensor:
         return self.network.outputs(params, x)
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         products: list[OuterProduct] = []
         for k in range(len(w)):
             for product in products:  # its memory is used again for the next model
                 product.write(self.layout, out[k - 1])
-            loss_gradient = partial(self._loss_gradient, y=y[k], weight=weight[k])
-            products = self.network.gradient(w[k], x[k], loss_gradient, out[k])
+            n = y.shape[1] if step is None else int(step.points[k])  # padding would be part of a batch's statistics
+            loss_gradient = partial(self._loss_gradient, y=y[k, :n], weight=weight[k, :n])
+            key = None if step is None else step.keys[k]
+            products = self.network.gradient(w[k], x[k, :n], loss_gradient, out[k], key)
         if len(w) == 1:
             return products
         for product in products:

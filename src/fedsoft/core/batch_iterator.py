@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.batches import GradientParts, Problem, Prox, check_rows, plan_batches
+from fedsoft.core.batches import GradientParts, Plan, Problem, Prox, check_rows, plan_batches
 from fedsoft.core.client_data import ClientData, augmented
+from fedsoft.core.draws import sub_key
 from fedsoft.core.mapped import MappedRows
-from fedsoft.core.model import as_numbers
+from fedsoft.core.model import Step, as_numbers
 
 Vary = Callable[[Tensor, Tensor], Tensor]
 """Images, and their places among the points of the clients, to other images."""
@@ -63,14 +64,16 @@ class BatchIterator(abc.ABC):
     """
 
     axis: ClassVar[int]  # of points in memory, and of clients in a batch
+    statistics: Tensor | None = None  # of the last batch, where the model keeps any
 
     def __init__(self, problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool) -> None:
         data = problem.data
         self.model, self.point_weights, self.sizes = problem.model, problem.point_weights, data.sizes
-        generators = problem.generators() if shuffle or data.augment else []
+        generators = problem.generators() if shuffle or data.augment or problem.model.needs_step else []
         plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
         self.plan = plan = replace(plan, layout=problem.model.layout, t=problem.t)
         self.variations = _variations(data, epochs, generators)
+        self.steps = _Steps(plan, generators) if problem.model.needs_step else None
         self.places, self.weights = self._lay_out()
         sides = self.weights.shape
         if isinstance(data.x, MappedRows):
@@ -115,6 +118,12 @@ class BatchIterator(abc.ABC):
         """Return the gradient of the current batch at `w[active, P]`, including the proximal term."""
         return self.gradient_parts(w).total(w)
 
+    def settle(self, w: Tensor, statistics: Tensor | None = None) -> None:
+        """Give `w[active, P]`, after a step, the `statistics` that a gradient left (default: the last gradient)."""
+        statistics = self.statistics if statistics is None else statistics
+        if statistics is not None:
+            w[:, -statistics.shape[1] :] = statistics
+
     @property
     def gradients(self) -> Tensor:
         """The gradients that each client has computed so far, in points, if every step computed as many."""
@@ -130,6 +139,8 @@ class BatchIterator(abc.ABC):
                 torch.mul(self.weights, self.point_weights[places], out=self.weight)
             for b in range(len(self.batch_weights)):
                 self.now = b
+                if self.steps is not None:
+                    self.steps.go_to(number, b)
                 yield step, b
                 step += 1
 
@@ -167,7 +178,12 @@ class RowBatches(BatchIterator):
         if self.buffer is None:
             self.buffer = w.new_empty(len(self.plan.clients), w.shape[1])
         gradient, pull = self.buffer[: len(w)], self.pull[self.now] if self.pull else None
-        products = self.model.gradient_into(gradient, w, *self.current())
+        step = None if self.steps is None else self.steps.next()
+        products = self.model.gradient_into(gradient, w, *self.current(), step=step)
+        if self.model.statistics:
+            kept = gradient[:, -self.model.statistics :]
+            self.statistics = kept.clone()
+            kept.zero_()
         return GradientParts(gradient, pull, self.model.layout, products)
 
     def gradient(self, w: Tensor) -> Tensor:
@@ -207,6 +223,25 @@ class ColumnBatches(BatchIterator):
         self.calls += 1
         pull = self.pull[self.now] if self.pull else None
         return GradientParts(self.backend.column_gradient(w, *self.current()), pull)
+
+
+class _Steps:
+    """Names the draws of every step: each client's generator draws one key, and the client's own steps number it."""
+
+    def __init__(self, plan: Plan, generators: Sequence[np.random.Generator]) -> None:
+        drawn = torch.tensor([int(rng.integers(2**63)) for rng in generators], device=plan.clients.device)
+        self.keys = [epoch.split(plan.active) for epoch in sub_key(drawn[plan.clients][plan.owners], plan.done)]
+        self.points = (plan.weights > 0).sum(0).split(plan.active)
+        self.epoch = self.batch = self.calls = 0
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        self.epoch, self.batch, self.calls = epoch, batch, 0
+
+    def next(self) -> Step:
+        """Return this step; if several gradients are computed in it, each draws anew."""
+        keys = self.keys[self.epoch][self.batch]
+        self.calls += 1
+        return Step(keys if self.calls == 1 else sub_key(keys, self.calls), self.points[self.batch])
 
 
 def _variations(

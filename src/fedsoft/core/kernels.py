@@ -230,3 +230,23 @@ def unpool(grad: A, place: A, out: A) -> None:
                 for j in range(grad.shape[3]):
                     k = place[b, c, i, j]
                     out[b, c, 2 * i + k // 2, 2 * j + k % 2] = grad[b, c, i, j]
+
+
+@compiled
+def kept_elements(bases: A, rows: A, stride: np.uint64, threshold: np.uint64, value: float, out: A) -> None:
+    """Write `value` or 0 into `out[m, R, L]` by the hash of `bases[m] + rows[R] + l stride`, see `draws.kept`.
+
+    The loop over l is `draws.mixed`: numbers of 64 bits that wrap around.
+    """
+    one, two = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+    s30, s27, s31 = np.uint64(30), np.uint64(27), np.uint64(31)
+    kept, dropped = out.dtype.type(value), out.dtype.type(0)
+    for k in range(out.shape[0]):
+        for r in range(out.shape[1]):
+            begin = bases[k] + rows[r]
+            for i in range(out.shape[2]):
+                z = begin + np.uint64(i) * stride
+                z = (z ^ (z >> s30)) * one
+                z = (z ^ (z >> s27)) * two
+                z = z ^ (z >> s31)
+                out[k, r, i] = dropped if z < threshold else kept

@@ -91,6 +91,7 @@ def descend(
     active = [w[:a] for a in batches.plan.active]
     for number, b in batches:
         stepper.step(number, active[b], batches.gradient_parts(active[b]))
+        batches.settle(active[b])
     return batches.unstack(w), {name: batches.unstack(v) for name, v in state.items()}, batches.gradients
 
 

@@ -72,6 +72,19 @@ class OuterProduct:
         torch.mm(self.left.t(), self.right, out=layout.unflatten(gradient)[self.name])
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step of m clients' training, for networks that train otherwise than they predict (dropout, batch statistics).
+
+    Arguments:
+        keys: names each client's draws in this step, `[m]` (see `draws`).
+        points: how many points of each client's batch are its own, `[m]`; those after them are padding.
+    """
+
+    keys: Tensor
+    points: Tensor
+
+
 class Backend(Protocol):
     """How the outputs and gradients of a stack of models are computed (see `backends`, `models.linear`)."""
 
@@ -89,10 +102,14 @@ class Backend(Protocol):
         """Return the outputs `[m, B, ...]` of named tensors `[m, ...]` on inputs `[m, B, ...]`."""
         ...
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         """Write the gradient of each model's `sum_i weight_i loss_i` into `out[m, P]`.
 
-        Products of thin matrices may be left to do, for a single model only.
+        Products of thin matrices may be left to do, for a single model only. With a `step`, the network trains: it
+        draws, and the places of statistics in `out` get their new values. Without, it is the gradient of what is
+        predicted.
         """
         ...
 
@@ -118,6 +135,10 @@ class Model:
         module: the named tensors of one model to a plain network of the same outputs, for export.
         backends: further backends that a user may choose, by name.
         apart: moves the weights of further centers, for models all of whose draws are the same (see `networks.starts`).
+        needs_step: whether training needs a `Step`, because it differs from prediction.
+        statistics: how many parameters, the last ones, are statistics of batches: they are averaged, sent and saved as
+            all others, but updated by every batch instead of by the solver.
+        local_statistics: whether they stay with each client, in place of being averaged.
         inputs: inputs as they are kept to inputs as the backend takes them, beside parameters of a type.
     """
 
@@ -131,6 +152,9 @@ class Model:
     module: Callable[[Params], nn.Module] | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
     apart: Callable[[Tensor, np.random.Generator], Tensor] | None = None
+    needs_step: bool = False
+    statistics: int = 0
+    local_statistics: bool = False
     inputs: Callable[[Tensor, torch.dtype], Tensor] = as_numbers
 
     def by(self, backend: str) -> Model:
@@ -148,6 +172,12 @@ class Model:
         """The number of parameters P."""
         return self.layout.size
 
+    def with_statistics(self, w: Tensor, statistics: Tensor | None) -> Tensor:
+        """Return models `w[..., P]` with these statistics `[..., Q]` in place of their own; None leaves them."""
+        if statistics is None:
+            return w
+        return torch.cat([w[..., : -self.statistics], statistics.expand(*w.shape[:-1], -1).to(w)], -1)
+
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of each model on its own inputs, `w[m, P]`, `x[m, B, ...]`."""
         return self.backend.forward(self.layout.unflatten(w), self.inputs(x, w.dtype))
@@ -159,9 +189,11 @@ class Model:
             product.write(self.layout, out[0])
         return out
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         """Write that gradient into `out[m, P]`, except for products that are returned, see `Backend`."""
-        return self.backend.gradient_into(out, w, self.inputs(x, w.dtype), y, weight)
+        return self.backend.gradient_into(out, w, self.inputs(x, w.dtype), y, weight, step)
 
 
 Builder = Callable[[DataShape], Model]

@@ -39,6 +39,7 @@ class Site:
     hide: Hide | None = field(default=None, kw_only=True)
     least_points: int = field(default=1, kw_only=True)  # sums over fewer points of a client are not sent
     class_weights: FixedWeights | None = field(default=None, kw_only=True)
+    statistics: Tensor | None = field(default=None, kw_only=True)  # [m, Q]: of clients that keep their own; in place
 
     def __len__(self) -> int:
         return len(self.data)
@@ -67,9 +68,12 @@ class Site:
         """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
         point_weights = self._weighted(point_weights)
         problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label), self.t)
+        w = self.model.with_statistics(w, self.statistics)
         before = self.optimizer_state(w) if optimizer_state is None else optimizer_state
         solved, after, gradients = self.solver.solve(problem, w, before)
         self.work.gradients.add_(gradients.cpu())
+        if self.statistics is not None:
+            self.statistics.copy_(solved[:, -self.model.statistics :])
         return solved, after
 
     def _weighted(self, point_weights: Tensor | None) -> Tensor | None:
@@ -84,6 +88,8 @@ class Site:
         """
         if not isinstance(self.solver, FirstOrder):
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
+        if self.statistics is not None:
+            raise InputError("statistics = 'local' is not for algorithms that take single steps: use 'averaged'")
         problem = Problem(self.model, self.data, None, self._weighted(None), lambda: self.generators(label), self.t)
         s = self.solver
         return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
@@ -99,18 +105,14 @@ class Site:
 
         `prox` holds a row for each problem, those of a client side by side.
         """
-        m, count, size = w.shape
+        m, count, _ = w.shape
         data = self.data.take(np.repeat(np.arange(m), count))
         weights = None
         if point_weights is not None:  # in the order of the repeated clients: each client's points S times
             client, s = data.owners // count, data.owners % count
             position = torch.arange(len(data.owners), device=w.device) - data.offsets[data.owners]
             weights = point_weights[self.data.offsets[client] + position, s]
-        names = [name for name in self.names for _ in range(count)]
-        wide = replace(self, data=data, names=names, work=Work.none(m * count))
-        solved, _ = wide.solve(w.reshape(m * count, size), prox=prox, point_weights=weights, label=label)
-        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
-        return solved.view(m, count, size)
+        return self._solve_wide(data, w, weights, label, prox)
 
     def solve_parts(self, w: Tensor, part: Tensor, label: str = "batches") -> Tensor:
         """Solve S problems for each client, from `w[m, S, P]`, each on its part of the points.
@@ -118,16 +120,26 @@ class Site:
         `part[points]` is 0 to S - 1. Every point is used once, so the work is that of one problem. A model without
         points stays as it was.
         """
-        m, count, size = w.shape
+        m, count, _ = w.shape
         place = self.data.owners * count + part
         order = torch.argsort(place, stable=True)
         sizes = torch.bincount(place, minlength=m * count)
         points = self.data.points[order]
         data = self.data.reordered(points, sizes)
+        return self._solve_wide(data, w, None, label)
+
+    def _solve_wide(
+        self, data: ClientData, w: Tensor, point_weights: Tensor | None, label: str, prox: Prox | None = None
+    ) -> Tensor:
+        """Solve S problems for each client, whose points in `data` are those of m S clients."""
+        m, count, size = w.shape
         names = [name for name in self.names for _ in range(count)]
-        wide = replace(self, data=data, names=names, work=Work.none(m * count))
-        solved, _ = wide.solve(w.reshape(m * count, size), label=label)
+        own = None if self.statistics is None else self.statistics.repeat_interleave(count, 0)
+        wide = replace(self, data=data, names=names, work=Work.none(m * count), statistics=own)
+        solved, _ = wide.solve(w.reshape(m * count, size), prox=prox, point_weights=point_weights, label=label)
         self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
+        if self.statistics is not None and own is not None:
+            self.statistics.copy_(own.view(m, count, -1).mean(1))
         return solved.view(m, count, size)
 
     def by(self, solver: Solver) -> Site:
@@ -137,7 +149,9 @@ class Site:
     def gradient(self, w: Tensor) -> Tensor:
         """Return the gradient of each client's mean loss at `w[m, P]`, over all its points."""
         self.work.gradients.add_(self.data.sizes.cpu())
-        return own_gradients(self.model, self.data, w, self._weighted(None))
+        return own_gradients(
+            self.model, self.data, self.model.with_statistics(w, self.statistics), self._weighted(None)
+        )
 
     def curvature(self, w: Tensor, *, diagonal: bool) -> Tensor:
         """Return the curvature of each client's summed loss at `w[m, P]`: a matrix `[m, P, P]`, or its diagonal.
@@ -175,7 +189,12 @@ class Site:
         by more than any noise for a single point.
         """
         self.work.evaluations.add_(self.data.sizes.cpu() * len(centers))
-        found = losses_of_all(self.model, self.data, centers)
+        if self.statistics is None:
+            found = losses_of_all(self.model, self.data, centers)
+        else:
+            each = [self.model.with_statistics(c.expand(len(self), -1), self.statistics) for c in centers]
+            y = self.data.y[self.data.points][None]
+            found = torch.stack([self.model.loss(own_outputs(self.model, self.data, w)[None], y)[0] for w in each], 1)
         return found if self.hide is None else found.nan_to_num(nan=torch.finfo(found.dtype).max)
 
     def own_losses(self, w: Tensor) -> Tensor:
@@ -187,7 +206,8 @@ class Site:
     def predictions(self, w: Tensor) -> Tensor:
         """Return what each client's own model `w[m, P]` predicts for each of its points."""
         self.work.evaluations.add_(self.data.sizes.cpu())
-        return self.model.predict(own_outputs(self.model, self.data, w))
+        own = self.model.with_statistics(w, self.statistics)
+        return self.model.predict(own_outputs(self.model, self.data, own))
 
     def draw(self, *labels: str | int) -> Tensor:
         """Draw initial weights of a model, the same at every site of the run, `[P]`.

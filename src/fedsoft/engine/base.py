@@ -22,7 +22,7 @@ from fedsoft.core.contract import Algorithm, Answer, Ids, Reply, Rows, State, Tr
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Work
 from fedsoft.core.site import Site
-from fedsoft.engine.client_host import check_job
+from fedsoft.engine.client_host import STATISTICS, check_job
 from fedsoft.engine.client_store import ClientRows
 from fedsoft.engine.cost import Cost, size_of
 from fedsoft.engine.resources import Resources
@@ -231,7 +231,10 @@ class Engine(abc.ABC):
         none = self.sizes.new_zeros(1)
         site = self._site(replace(self.nobody, starts=none, sizes=none), [self.names[k]])
         own = state.seen_by(torch.as_tensor(ids, device=self.device))
-        return Ensemble.of(self.model, self.algorithm.predict(site, self.client_states.take(ids), own))
+        mine = self.client_states.take(ids)
+        found = Ensemble.of(self.model, self.algorithm.predict(site, mine, own))
+        statistics = mine[STATISTICS] if self.model.local_statistics else None
+        return replace(found, w=self.model.with_statistics(found.w, statistics))
 
     def _site(self, data: ClientData, names: list[str]) -> Site:
         training = self.training

@@ -20,6 +20,7 @@ from fedsoft.clusters.ensemble import predictions
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.contract import (
     Algorithm,
+    ClientState,
     Ids,
     Kind,
     PersonalModels,
@@ -46,6 +47,7 @@ from fedsoft.storage.tensorfile import Blocks, Form
 
 R = TypeVar("R")
 
+STATISTICS = "statistics"  # beside what the algorithm keeps of a client
 CHUNK_BYTES = 16 * 2**20  # parameters, optimizer state and points of a chunk should stay near the cache
 
 
@@ -105,13 +107,21 @@ class ClientHost:
         states = self.client_states = self._store(len(self))
 
         def work(rows: Ids) -> None:
-            states.put(rows, self.algorithm.init_client(self._site(self.data, rows, 0)))
+            states.put(rows, self._initial(rows))
 
         self._chunks(len(self), work)
 
+    def _initial(self, rows: Ids) -> ClientState:
+        """Return the initial state of some clients: the algorithm's, and statistics where they keep their own."""
+        site = self._site(self.data, rows, 0)
+        state = self.algorithm.init_client(site)
+        if self.model.local_statistics:
+            state |= {STATISTICS: site.draw("client")[-self.model.statistics :].repeat(len(rows), 1)}
+        return state
+
     def restore(self, saved: Blocks) -> None:
         """Give all clients their saved state, in place of `init_clients`; raise if its form differs."""
-        first = self.algorithm.init_client(self._site(self.data, np.arange(1), 0)) if len(self) else {}
+        first = self._initial(np.arange(1)) if len(self) else {}
         wanted = {name: Form(value.dtype, (len(self), *value.shape[1:])) for name, value in first.items()}
         if len(self) and wanted != dict(saved.forms):
             wrong = sorted(name for name in {*wanted, *saved.forms} if wanted.get(name) != saved.forms.get(name))
@@ -136,10 +146,13 @@ class ClientHost:
         def work(part: np.ndarray) -> tuple[Cost, tuple[int, Facts], Released]:
             chunk, own = rows[part], {name: value[part] for name, value in each.items()}
             noise = self._noise(chunk, job, ticket)
-            site, given = self._site(self._points(ticket.t), chunk, ticket.t, noise), self.client_states.take(chunk)
+            given = self.client_states.take(chunk)
+            site = self._site(self._points(ticket.t), chunk, ticket.t, noise, given)
             mine, reply = self.algorithm.jobs[job].function(self.algorithm, site, given, {**shared, **own})
             changed = {name: value for name, value in mine.items() if value is not given.get(name)}
+            changed |= {} if site.statistics is None else {STATISTICS: site.statistics}
             kinds = self._check_reply(job, len(chunk), reply, changed, given)
+            reply = self._without_statistics(reply, kinds)
             lost: dict[int, Refusal] = {}
             if noise is not None and noise.covers_models:  # divergence depends on points: hide it
                 reply, kept = noise.reply(reply, shared, kinds), _finite_rows(changed, len(chunk))
@@ -185,6 +198,16 @@ class ClientHost:
                 raise InputError(f"job '{job}' gave {len(value)} rows of '{name}' for {count} clients")
         return kinds
 
+    def _without_statistics(self, reply: Reply, kinds: Mapping[str, Kind]) -> Reply:
+        """Return the reply with 0 in place of statistics, where clients keep their own."""
+        if not self.model.local_statistics:
+            return reply
+        none = self.training.model.layout.size - self.model.statistics
+        hidden = {name: value.clone() for name, value in reply.items() if kinds[name] is Kind.MODEL}
+        for value in hidden.values():
+            value[..., none:] = 0
+        return reply | hidden
+
     def _attacked(self, job: str, rows: Ids, reply: Reply, each: Reply, shared: Mapping[str, Tensor], t: int) -> Reply:
         """Return the reply with the rows of malicious clients replaced."""
         attack = self.conditions.attack
@@ -218,14 +241,15 @@ class ClientHost:
 
     def _predicted(self, state: State, data: ClientData, rows: Ids) -> tuple[Site, Tensor]:
         """Return some clients with their points in `data`, and what they predict for these."""
-        site = self._site(data, rows, 0)
+        site = self._site(data, rows, 0, mine=self.client_states.take(rows))
         return site, predictions(site, self._personal(site, rows, state))
 
     def predict_for(self, row: int, x: Tensor, state: State) -> Tensor:
         """Return what one client predicts for inputs `x[points, ...]`."""
         y = self.data.y.new_zeros((len(x), *self.data.y.shape[1:]))
         rows = np.array([row])
-        site = replace(self._site(self.data, rows, 0), data=ClientData.concat([(x, y)]))
+        site = self._site(self.data, rows, 0, mine=self.client_states.take(rows))
+        site = replace(site, data=ClientData.concat([(x, y)]))
         return predictions(site, self._personal(site, rows, state))
 
     def _personal(self, site: Site, rows: Ids, state: State) -> PersonalModels:
@@ -241,12 +265,15 @@ class ClientHost:
     def _store(self, count: int) -> ClientStore:
         return ClientStore(count, self.budget, folder=self.scratch, device=self.data.x.device)
 
-    def _site(self, data: ClientData, rows: Ids, t: int, noise: ClientNoise | None = None) -> Site:
+    def _site(
+        self, data: ClientData, rows: Ids, t: int, noise: ClientNoise | None = None, mine: ClientState | None = None
+    ) -> Site:
+        own = None if mine is None or not self.model.local_statistics else mine[STATISTICS].clone()
         names, training = [self.names[k] for k in rows], self.training
         hide = None if noise is None else noise.shares
         return Site(
             self.model, data.take(rows), training.solver, names, training.seed, t, training.dtype,
-            work=Work.none(len(rows)), hide=hide, least_points=self.least_points,
+            work=Work.none(len(rows)), hide=hide, least_points=self.least_points, statistics=own,
             class_weights=training.class_weights,
         )  # fmt: skip
 

@@ -217,6 +217,12 @@ class _Writer:
 
 
 def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemble]:
+    if client is None and run.model.local_statistics:
+        raise InputError(
+            "centers cannot be exported with statistics = 'local', since only clients have the statistics that a "
+            "network needs: export the model of a client instead (--what client K), or train with "
+            "statistics = 'averaged'"
+        )
     if client is not None:
         found = run.ensemble(client=client)
         used = found.shares.abs() > 0

@@ -13,7 +13,8 @@ from fedsoft.runs.spec import RunSpec
 # Layers whose printed form is the call that makes them.
 PLAIN = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d,
-    nn.Flatten, nn.GroupNorm, nn.Identity,
+    nn.Flatten, nn.GroupNorm, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout1d,
+    nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
 )  # fmt: skip
 
 
@@ -27,7 +28,8 @@ def network_code(net: nn.Module, spec: RunSpec | None) -> str | None:
     source = layers_of(net)
     if source is not None:
         return f'def network():\n    """The network without its weights."""\n    return {source}\n'
-    factory = spec.model.settings.get("factory") if spec is not None and spec.model.name == "module" else None
+    by_name = spec is not None and spec.model.name in ("module", "lora")  # an adapter is merged into the same network
+    factory = spec.model.settings.get("factory") if spec is not None and by_name else None
     if not isinstance(factory, str) or ":" not in factory:
         return None
     package, _, attribute = factory.partition(":")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsoft.core.backends import Stacked
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.metrics import goal
-from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params, xavier_normal
+from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params, Step, xavier_normal
 from fedsoft.settings import checked
 
 __all__ = ["linear"]
@@ -30,7 +30,9 @@ class LeastSquares:
     def forward(self, params: Params, x: Tensor) -> Tensor:
         return torch.bmm(self.features(x), params["weight"].transpose(1, 2)).squeeze(2)
 
-    def gradient_into(self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Sequence[OuterProduct]:
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
         phi = self.features(x)
         error = torch.baddbmm(y.unsqueeze(2), phi, w.unsqueeze(2), beta=-2, alpha=2).squeeze(2)  # 2 (<w, phi> - y)
         torch.bmm(error.mul_(weight).unsqueeze(1), phi, out=out.unsqueeze(1))

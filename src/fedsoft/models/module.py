@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import nn
 
 from fedsoft.core.model import Builder
-from fedsoft.networks.module import Loss, from_module
+from fedsoft.networks.adapters import Patterns
+from fedsoft.networks.module import Keep, Loss, from_module, maker
 from fedsoft.networks.starts import Init
-from fedsoft.plugins import CodeName, imported
+from fedsoft.plugins import CodeName
 from fedsoft.settings import checked
 
 __all__ = ["module"]
@@ -22,6 +22,8 @@ def module(
     factory: CodeName | nn.Module | Callable[[], Any],
     loss: Literal["auto"] | Loss = "auto",
     init: Init = "auto",
+    trainable: Patterns = None,
+    statistics: Keep = "averaged",
 ) -> Builder:
     """Your own network.
 
@@ -34,10 +36,12 @@ def module(
             Xavier-normal instead, as in the paper. `own` keeps it too, and lets the constructor draw. `xavier` draws
             everything. Where nothing is drawn, the first center and all clients start exactly at the weights, further
             centers a tenth of their size beside them.
+        trainable: patterns of names of parameters, such as `["head.*", "*.bias"]`. Only these are trained, kept for
+            each client, averaged and sent; all others stay as the network brings them. Default: all whose
+            `requires_grad` is true.
+        statistics: what becomes of the running statistics of BatchNorm. `averaged`: they are averaged and sent with
+            the weights, so that every center is a complete model. `local`: every client keeps its own and uses them
+            with any model; they are never sent, and centers have none.
     """
-    # A name that comes with a run is imported by `plugins.build`: text that gets here was typed by the user.
-    named: Any = imported(factory, allow=[factory]) if isinstance(factory, str) else factory
-    if isinstance(named, nn.Module):
-        finished = copy.deepcopy(named)  # what is done to it later is not ours
-        return from_module(lambda: finished, loss, init)
-    return from_module(named, loss, init)
+    made = maker(factory)
+    return from_module(made, loss, init, trainable or (), statistics)

@@ -47,7 +47,7 @@ class Chain:
         return torch.stack(rows)
 
     def gradient(
-        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor
+        self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor, key: Tensor | None = None
     ) -> list[OuterProduct]:
         params, gradient = self.layout.unflatten(w), self.layout.unflatten(out)
         grad: Tensor | None = loss_gradient(self._forward(params, x))

@@ -41,21 +41,22 @@ def _dropout(args: Sequence[Any], given: Mapping[str, Any]) -> float:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    drop: Callable[[Tensor], Tensor] = lambda shares: shares,
 ) -> Tensor:  # fmt: skip
-    """Return what `F.scaled_dot_product_attention` does, without dropout."""
+    """Return what `F.scaled_dot_product_attention` does; `drop` does what dropout would."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is None:
-        return scores.softmax(-1) @ value
+        return drop(scores.softmax(-1)) @ value
     if attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=scores.dtype).masked_fill(~attn_mask, -math.inf)
     scores = scores + attn_mask
     # A query that may look at nothing gets 0, not NaN, as from torch's own kernels.
     nothing = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ value
+    return drop(scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)) @ value
 
 
 def _is_rectangular(args: Sequence[Any], given: Mapping[str, Any]) -> bool:

@@ -42,14 +42,17 @@ class Start:
     apart: Apart | None
 
 
-def start_of(make: Callable[[], nn.Module], net: nn.Module, layout: Layout, init: Init) -> Start:
-    """Return where the training of `net` starts; `make` makes another one like it."""
-    kept = _weights(net, layout)
+def start_of(make: Callable[[], nn.Module], net: nn.Module, layout: Layout, init: Init, trained: int) -> Start:
+    """Return where the training of `net` starts; `make` makes another one like it.
+
+    The first `trained` tensors of the layout are trained, the others are statistics, which are always kept.
+    """
+    kept = weights_of(net, layout)
 
     def own(rng: np.random.Generator) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**63)))
-            return _weights(make(), layout)
+            return weights_of(make(), layout)
 
     drawn = xavier_normal(layout, keep=kept)
 
@@ -62,20 +65,23 @@ def start_of(make: Callable[[], nn.Module], net: nn.Module, layout: Layout, init
                           for _, place, _ in layout.slices()])  # fmt: skip
     draw = {"auto": auto, "xavier": drawn, "own": own}[init]
     first, other = (draw(generator(seed, "try")) for seed in range(2))
-    return Start(draw, _apart(layout) if torch.equal(first, other) else None)
+    return Start(draw, _apart(layout, trained) if torch.equal(first, other) else None)
 
 
-def _weights(net: nn.Module, layout: Layout) -> Tensor:
-    return layout.flatten({name: p.detach().float() for name, p in net.named_parameters()})
+def weights_of(net: nn.Module, layout: Layout) -> Tensor:
+    """Return the parameters and statistics of a network as a vector."""
+    named = (*net.named_parameters(), *net.named_buffers())
+    return layout.flatten({name: t.detach().float() for name, t in named if name in layout.shapes})
 
 
-def _apart(layout: Layout) -> Apart:
+def _apart(layout: Layout, trained: int) -> Apart:
     """Move every matrix by a share of its size, in a direction of its own; vectors only where there is nothing else."""
-    least = 2 if any(len(shape) >= 2 for shape in layout.shapes.values()) else 0
+    movable = list(layout.slices())[:trained]
+    least = 2 if any(len(shape) >= 2 for _, _, shape in movable) else 0
 
     def apart(w: Tensor, rng: np.random.Generator) -> Tensor:
         w = w.clone()
-        for _, place, shape in layout.slices():
+        for _, place, shape in movable:
             if len(shape) < least:
                 continue
             size = float(w[place].square().mean().sqrt())

@@ -29,6 +29,8 @@ from torch import Tensor
 
 from fedsoft.clusters.collapse import use_of
 from fedsoft.core.contract import Algorithm, Means, State
+from fedsoft.core.metrics import squared_loss
+from fedsoft.core.model import Model
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
 
@@ -106,10 +108,10 @@ class Privacy:
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     floor: Annotated[float, Field(ge=0)] = 0.0
 
-    def check(self, algorithm: Algorithm, clients: int, *, squared: bool, plain_mean: bool = True) -> None:
-        """Raise for noise without a guarantee for this algorithm.
+    def check(self, algorithm: Algorithm, model: Model, clients: int, *, plain_mean: bool = True) -> None:
+        """Raise for noise without a guarantee for this algorithm and model.
 
-        `squared`: whether the loss is a square. `plain_mean`: whether neither an aggregator nor a guard is in use.
+        `plain_mean`: whether neither an aggregator nor a guard is in use.
         """
         kind = type(algorithm).__name__
         for clip, noise in (("clip", "noise"), ("update_clip", "update_noise")):
@@ -126,10 +128,15 @@ class Privacy:
                 f"privacy.update_noise = {self.update_noise} is not allowed for {kind}: should be 0, since it is "
                 "stated for clients that send one model and at most their mixture (FedSoft, FedAvg, FedProx)"
             )
-        if self.counts and (not algorithm.counting or (squared and algorithm.counting > 1)):
+        if self.counts and (not algorithm.counting or (model.loss is squared_loss and algorithm.counting > 1)):
             raise InputError(
                 f"privacy.counts = {self.counts} is not allowed for this {kind}: should be 0, since it is stated for "
                 "clients that count points (FedSoft with weights = hard, or soft without squared loss)"
+            )
+        if self.counts and model.local_statistics:
+            raise InputError(
+                f"privacy.counts = {self.counts} is not allowed with statistics = 'local': should be 0, or statistics "
+                "'averaged', since statistics of all points of a client let one point change where others are counted"
             )
         if self.clip and algorithm.means(clients) is None:
             raise InputError(

@@ -46,6 +46,8 @@ class Newton:
                 f"local solver 'newton' is for models of at most {MOST} parameters, this one has {size}: use "
                 "sgd or adam"
             )
+        if problem.model.needs_step:
+            raise InputError("local solver 'newton' is not for networks with dropout or BatchNorm: use sgd or adam")
         problem = replace(problem, data=problem.data.to(w.device, torch.float64))
         sizes = problem.data.sizes
         v, taken = w.double(), torch.zeros_like(sizes)

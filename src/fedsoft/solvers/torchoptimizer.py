@@ -101,6 +101,11 @@ class TorchOptimizer:
 
     def _by_closure(self, problem: Problem, w: Tensor) -> tuple[Tensor, OptimizerState, Tensor]:
         """Take steps that ask for the objective of a batch again and again."""
+        if problem.model.needs_step:
+            raise InputError(
+                f"solver.optimizer = '{self.optimizer}' computes a batch several times, which is not for networks with "
+                "dropout or BatchNorm: use another optimizer"
+            )
         batches = RowBatches(problem, w.dtype, batch=self.batch, epochs=self.epochs, shuffle=self.shuffle)
         w, plan = batches.stack(w), batches.plan
         clients = [ClientOptimizer(self.make, problem.model.layout, row) for row in w]

@@ -19,7 +19,6 @@ from fedsoft.core.contract import Algorithm, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import extremes, made_up
 from fedsoft.core.local_solve import FirstOrder, Solver
-from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import Builder, Model, check_outputs
 from fedsoft.engine.base import Engine
 from fedsoft.engine.registry import find as find_engine
@@ -96,7 +95,7 @@ def prepare(
     _try_out(training, federation)
     if (privacy := conditions.privacy) is not None:
         plain_mean = conditions.aggregator is None and not conditions.guard
-        privacy.check(recipe.algorithm, len(federation), squared=model.loss is squared_loss, plain_mean=plain_mean)
+        privacy.check(recipe.algorithm, model, len(federation), plain_mean=plain_mean)
     if (attack := conditions.attack) is not None:
         conditions = replace(conditions, malicious=malicious_clients(federation.names, attack.share, recipe.seed))
         if len(federation.train.x):  # else points are elsewhere

@@ -19,7 +19,6 @@ from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import Judged, read_metrics
 from fedsoft.core.contract import State, Training
 from fedsoft.core.federation import Federation
-from fedsoft.core.metrics import squared_loss
 from fedsoft.engine.client_host import ClientHost, Ticket, chunk_size
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import DivergedError, FedsoftError, InputError
@@ -246,7 +245,7 @@ class Node:
         algorithm = plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings, allow)
         privacy = spec.privacy
         if privacy is not None:
-            privacy.check(algorithm, len(federation), squared=model.loss is squared_loss)
+            privacy.check(algorithm, model, len(federation))
         solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
         weights = fixed_weights(spec.class_weights, federation.shape, federation.train)
         # The data too: noise that stays while a point changes would reveal the change.
