@@ -29,6 +29,7 @@ def network() -> nn.Sequential:
 
 def pretrain(x: torch.Tensor, y: torch.Tensor) -> nn.Sequential:
     """Train the network on the digits 0 to 4, all in one place."""
+    torch.set_num_threads(1)  # for layers this small, several threads wait for each other on a busy machine
     torch.manual_seed(0)
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
