@@ -118,7 +118,7 @@ def test_nothing_imports_the_root() -> None:
 
 @pytest.mark.parametrize(("where", "line"), [
     ("core.model", "from fedsoft.engine import base"),
-    ("runs.find", "from fedsoft.runs.execute import load"),
+    ("runs.folder", "from fedsoft.runs.execute import execute"),
     ("core.model", "def late(): from fedsoft.core.site import Site"),
     ("core.model", "find('solvers', 'adam')"),
     ("core.model", "resolve_name('fedsoft.solvers.adam:Adam')"),

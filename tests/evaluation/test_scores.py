@@ -263,7 +263,17 @@ def test_runs_on_own_data_log_what_clients_make_of_centers() -> None:
 def test_scores_print_as_a_few_lines() -> None:
     fed = fs.datasets.synthetic(clients=10, test_points=50, seed=0)
     told = str(fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(), rounds=2).scores()).splitlines()
-    assert [line.split(" ")[0] for line in told] == ["mse", "mse", "center", "center", "mse", "mse", "mean"]
+    assert [line.split(" ")[0] for line in told] == [
+        "mse",
+        "mse",
+        "center",
+        "center",
+        "mse",
+        "mse",
+        "mean",
+        "mse",
+        "mse",
+    ]
     assert told[0].count("*") == 2  # one mark, and what it means
     assert "oracle" in told[0]
     assert "noise floor 1" in told[1]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedsoft.escape import csv_cell
 from fedsoft.reports.cells import column, measured
 from fedsoft.reports.numbers import count
 from fedsoft.reports.page import (
@@ -259,16 +260,16 @@ def test_csv_holds_numbers_in_full_and_names_as_they_are(word: str) -> None:
     files = csv(page(word))
     assert set(files) == {"numbers.csv", "lines.csv", "points.csv", "bars.csv", "runs-table.csv"}
     rows = list(csv_files.reader(io.StringIO(files["numbers.csv"], newline="")))
-    assert rows[0] == ["method", "error", "error, std", f"cost {word}", "runs"]
-    assert rows[1] == [word, "10.0", "1.0", "3.0", f"{ONE.name} {TWO.name}"]
+    assert rows[0] == ["method", "error", "error, std", csv_cell(f"cost {word}"), "runs"]
+    assert rows[1] == [csv_cell(word), "10.0", "1.0", "3.0", f"{ONE.name} {TWO.name}"]
     assert rows[2] == ["b", "9.0", "", "", ONE.name]
     lines = list(csv_files.reader(io.StringIO(files["lines.csv"], newline="")))
     assert lines[0] == ["panel", "series", "round", "MSE", "low", "high"]
     assert lines[1] == ["Errors", "falling", "1.0", "100.0", "90.0", "110.0"]
-    assert lines[6] == ["Errors", word, "2.0", "", "", ""]
+    assert lines[6] == ["Errors", csv_cell(word), "2.0", "", "", ""]
     assert lines[9] == ["Errors", "oracle", "", "1.0", "", ""]
     bars = list(csv_files.reader(io.StringIO(files["bars.csv"], newline="")))
-    assert bars[2] == ["held out", word, "5.0", "4.0", "6.0"]
+    assert bars[2] == ["held out", csv_cell(word), "5.0", "4.0", "6.0"]
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------

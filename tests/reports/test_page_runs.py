@@ -180,8 +180,10 @@ def test_the_order_of_the_arguments_does_not_matter_and_repeats_count_once(runs:
 def test_different_settings_are_set_side_by_side_under_what_tells_them_apart(runs: Path) -> None:
     found = page(runs, *named(runs, 'name = "fedsoft"', "seed = 0"))
     table = blocks(found, Table)["methods-table"]
-    assert {row[0].text for row in table.rows} == {"fedsoft(lam=1.0)", "fedsoft(lam=0.1)", "oracle", "noise floor"}
-    assert table.foot == 2
+    assert {row[0].text for row in table.rows} == {
+        "fedsoft(lam=1.0)", "fedsoft(lam=0.1)", "oracle", "noise floor", "overall mean alone", "own mean alone",
+    }  # fmt: skip
+    assert table.foot == 4
 
 
 @pytest.mark.engine
@@ -193,7 +195,15 @@ def test_a_comparison_is_found_by_its_folder(tmp_path: Path) -> None:
     found = page(tmp_path, "compare")
     assert found == page(tmp_path, str(tmp_path / made.name)) == page(tmp_path, made.name)
     table = blocks(found, Table)["methods-table"]
-    assert [row[0].text for row in table.rows] == ["fedsoft", "fedavg", "ifca(lr=0.5)", "oracle", "noise floor"]
+    assert [row[0].text for row in table.rows] == [
+        "fedsoft",
+        "fedavg",
+        "ifca(lr=0.5)",
+        "oracle",
+        "noise floor",
+        "overall mean alone",
+        "own mean alone",
+    ]
     rows = ComparisonReport.of(made).measured
     heads = [column.title for column in table.columns]
     for row, expected in zip(table.rows, rows, strict=False):

@@ -183,7 +183,7 @@ def test_the_last_good_state_is_used_whichever_that_is(copy: RunFolder, whole: R
     for path in copy.path.glob("*.safetensors"):
         path.write_bytes(b"")
     (copy.path / "scores.json").unlink()
-    with pytest.raises(StoreError, match="no good state of an earlier round is kept: run it anew with --again"):
+    with pytest.raises(StoreError, match="no good state of an earlier round is kept: run it again with --again"):
         execute(chosen(), copy.path, RunOptions(workers=1))
 
 

@@ -17,7 +17,17 @@ PAPER = {
     "letters": {"N": 100, "n": [100, 200], "K": 60, "lam": 0.1, "lr": 1e-5, "batch": 5, "epochs": 5},
     "cifar": {"N": 20, "n": [3000, 3500], "K": 15, "lam": 0.01, "lr": 5e-4, "batch": 64, "epochs": 10},
 }
-OTHERS = {"synthetic-8", "letters-4", "digits-2", "digits-4", "digits-conflict", "electricity", "train", "swissmetro"}
+OTHERS = {
+    "synthetic-8",
+    "letters-4",
+    "digits-2",
+    "digits-4",
+    "digits-conflict",
+    "electricity",
+    "train",
+    "swissmetro",
+    "writers",
+}
 IMAGES = [name for name in presets() if name.startswith(("letters", "cifar", "digits"))]
 
 

@@ -117,7 +117,7 @@ def test_a_bad_change_is_named_in_one_sentence(change: str, words: str) -> None:
     [
         ("rounds = ", "not valid TOML"),
         ('round = 3\nalgorithm = "fedsoft"', "did you mean 'rounds'"),
-        ('algorithm = "fedsoft"\nmodel = "linear"', 'dataset is missing: give it a name, for instance dataset = "c'),
+        ('algorithm = "fedsoft"\nmodel = "linear"', 'dataset is missing: give it a name, for instance dataset = "'),
         ('algorithm = 3\nmodel = "linear"\ndataset = "synthetic"', "should be a name or a table"),
         (
             'algorithm = "fedsoft"\nmodel = "linear"\npartition = "10:90"\n[dataset]\nname = "folder"\npath = "x"',

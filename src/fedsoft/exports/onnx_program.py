@@ -7,6 +7,7 @@ are constants, as everywhere.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +78,7 @@ def _traced_apart(network: nn.Module, weights: Mapping[str, Tensor], sample: Map
     """Return the computation with all weights as further inputs; None where the network cannot be traced so."""
     further = {f"w.{name}": value for name, value in weights.items()}  # no name of an input has a dot
     names = [*sample, *further]
-    shapes = ([_any_number() for _ in sample], [None] * len(further))
+    shapes = ([*_any_number(sample)], [None] * len(further))
     given = ([*sample.values()], [*further.values()])
     try:
         made = _export(_Apart(network, [*weights]), given, names, shapes)
@@ -87,16 +88,21 @@ def _traced_apart(network: nn.Module, weights: Mapping[str, Tensor], sample: Map
 
 
 def _traced(name: str, network: nn.Module, sample: Mapping[str, Tensor]) -> Any:
+    shapes = _any_number(sample)
+    kinds = [one.kind for one in inspect.signature(network.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch takes these as one argument
+        shapes = (shapes,)
     try:
-        return _export(network, tuple(sample.values()), [*sample], (tuple(_any_number() for _ in sample),))
+        return _export(network, tuple(sample.values()), [*sample], shapes)
     except Exception as error:  # a user's network may raise anything
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{name} cannot be written as onnx ({type(error).__name__}: {reason[:200]})") from None
 
 
-def _any_number() -> dict[int, Any]:
-    """Return the shape of an input for any number of points."""
-    return {0: torch.export.Dim("points")}
+def _any_number(sample: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Return the shapes of inputs for any number of points."""
+    points = torch.export.Dim("points")
+    return tuple({0: points} for _ in sample)
 
 
 def _export(network: nn.Module, inputs: tuple[Any, ...], names: list[str], shapes: tuple[Any, ...]) -> Any:

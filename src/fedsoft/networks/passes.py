@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedsoft.core.draws import Mask
 from fedsoft.errors import InputError
-from fedsoft.networks.stacking import attention
+from fedsoft.networks.stacking import attention, dropout_of
 from fedsoft.networks.statistics import Statistics
 
 SELU_FLOOR = -1.7580993408473766  # where AlphaDropout puts what it drops: the limit of SELU
@@ -122,16 +122,11 @@ def _attention(at: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
         return _ATTENTION_INSIDE(*args, **kwargs)
 
 
-def _scaled_dot_product(
-    at: Pass, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    if dropout_p <= 0:
-        return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return attention(
-        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        drop=lambda shares: shares * at.mask(shares, shares.shape, dropout_p),
-    )  # fmt: skip
+def _scaled_dot_product(at: Pass, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    p = dropout_of(args, kwargs)
+    if p <= 0:
+        return func(*args, **kwargs)
+    return attention(*args, **kwargs, drop=lambda shares: shares * at.mask(shares, shares.shape, p))
 
 
 def _recurrent(at: Pass, func: Any, *args: Any) -> Any:
@@ -156,13 +151,16 @@ def _recurrent(at: Pass, func: Any, *args: Any) -> Any:
     return (out, *(torch.cat(parts) for parts in zip(*last, strict=True)))
 
 
-def _batch_norm(
-    at: Pass, func: Any, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
-    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    own = at.statistics.find(running_mean)
-    affine = {"weight": weight, "bias": bias, "momentum": momentum, "eps": eps}
+BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def _batch_norm(at: Pass, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    usual = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    given = usual | dict(zip(BATCH_NORM, args, strict=False)) | kwargs
+    input, running_mean, running_var, training = (
+        given.pop(name) for name in ("input", "running_mean", "running_var", "training")
+    )
+    own, affine = at.statistics.find(running_mean), given
     if running_mean is None or running_var is None or (at.key is not None and training and own is not None):
         return at.statistics.normalised(func, input, own, at.real, affine)
     return at.statistics.predicted(func, input, running_mean, running_var, affine)

@@ -27,24 +27,28 @@ class Stackable(TorchFunctionMode):
         if func is F.multi_head_attention_forward and not given.get("need_weights", True):
             # Where its weights are wanted, torch computes them; the mode does not reach into this function.
             return func(*args, **{**given, "need_weights": True})[0], None
-        if func is F.scaled_dot_product_attention and not _dropout(args, given):
+        if func is F.scaled_dot_product_attention and not dropout_of(args, given):
             return attention(*args, **given)
-        if func is F.embedding_bag and _is_rectangular(args, given):
-            return embedding_bag(*args, **given)
+        if func is F.embedding_bag and _is_rectangular(bag := _bag(args, given)):
+            return embedding_bag(bag)
         return func(*args, **given)
 
 
-def _dropout(args: Sequence[Any], given: Mapping[str, Any]) -> float:
+def dropout_of(args: Sequence[Any], given: Mapping[str, Any]) -> float:
+    """Return the dropout of a call of `F.scaled_dot_product_attention`."""
     return args[4] if len(args) > 4 else given.get("dropout_p", 0.0)
 
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    drop: Callable[[Tensor], Tensor] = lambda shares: shares,
+    is_causal: bool = False, *, drop: Callable[[Tensor], Tensor] = lambda shares: shares, **how: Any,
 ) -> Tensor:  # fmt: skip
-    """Return what `F.scaled_dot_product_attention` does; `drop` does what dropout would."""
-    if enable_gqa:
+    """Return what `F.scaled_dot_product_attention` does; `drop` does what dropout would.
+
+    `how`: its further arguments `scale` and `enable_gqa`.
+    """
+    scale: float | None = how.get("scale")
+    if how.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
     if is_causal:
@@ -59,20 +63,26 @@ def attention(
     return drop(scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)) @ value
 
 
-def _is_rectangular(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+BAG = (
+    "input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
+    "include_last_offset", "padding_idx",
+)  # fmt: skip
+"""The arguments of `F.embedding_bag`."""
+
+
+def _bag(args: Sequence[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**dict(zip(BAG, args, strict=False)), **given}
+
+
+def _is_rectangular(bag: Mapping[str, Any]) -> bool:
     """Whether bags are rows of indices `[bags, length]`, with no norm to hold and no gradient by frequency."""
-    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse")
-    found = {**dict(zip(names, args, strict=False)), **given}
-    indices = found["input"]
-    return indices.ndim == 2 and found.get("max_norm") is None and not found.get("scale_grad_by_freq")
+    return bag["input"].ndim == 2 and bag.get("max_norm") is None and not bag.get("scale_grad_by_freq")
 
 
-def embedding_bag(
-    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
-    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Return what `F.embedding_bag` does for bags that are rows of indices."""
+def embedding_bag(bag: Mapping[str, Any]) -> Tensor:
+    """Return what `F.embedding_bag` does for bags that are rows of indices, from its arguments by name."""
+    input, weight, mode = bag["input"], bag["weight"], bag.get("mode", "mean")
+    per_sample_weights, padding_idx = bag.get("per_sample_weights"), bag.get("padding_idx")
     rows = F.embedding(input, weight)
     if padding_idx is None:
         if mode == "max":
