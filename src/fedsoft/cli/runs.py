@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +40,43 @@ if TYPE_CHECKING:
     from fedsoft.runs.spec import RunSpec
 
 
+@dataclass(frozen=True)
+class ContinueOptions:
+    """How a run goes on beyond its end."""
+
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="More rounds: so many in all. The longer run gets a folder of its own."),
+    ] = None
+    join: Annotated[
+        bool,
+        typer.Option("--join", help="Go on with the clients that the data has now, in a folder of its own."),
+    ] = False
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved; see --join."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """What is kept of a run beside its end."""
+
+    keep: KeepOption = None
+    log: LogOption = None
+
+    def logged(self, options: RunOptions, path: Path) -> RunOptions:
+        """Return options with what logs the rounds of the run in this folder."""
+        if not self.log:
+            return options
+        from fedsoft.training.callbacks import MLflow, TensorBoard
+
+        made = {"tensorboard": lambda: TensorBoard(path / "tensorboard"), "mlflow": lambda: MLflow(path.name)}
+        if (other := next((name for name in self.log if name not in made), None)) is not None:
+            raise unknown("log", other, made)
+        return replace(options, callbacks=[*options.callbacks, *(made[name]() for name in dict.fromkeys(self.log))])
+
+
 @app.command(
     epilog="Example:  fedsoft run synthetic-10-90 --set lam=0.1 --seeds 0..4\n\n"
     "fedsoft run synthetic-10-90 --set early_stopping.patience=5 --log tensorboard"
@@ -53,8 +90,7 @@ def run(
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Several seeds: 0..4 or 0,1,7.")] = None,
     out_dir: OutOption = Path("runs"),
-    keep: KeepOption = None,
-    log: LogOption = None,
+    save: SaveOptions,
     again: Annotated[bool, typer.Option("--again", help="Run again even if this run is already saved.")] = False,
     machine: MachineOptions,
     json_: JsonOption = False,
@@ -64,13 +100,13 @@ def run(
         raise InputError("--seed and --seeds cannot be given together")
     from fedsoft.runs.execute import place
 
-    base, options = what.read(), machine.options(keep=keep)
+    base, options = what.read(), machine.options(keep=save.keep)
     chosen = parse_seeds(seeds) if seeds is not None else [base.seed if seed is None else seed]
     folders = []
     for spec in [base.with_seed(number) for number in chosen]:
         path = place(spec, out_dir, again=again)
         with advise_data_option(f"fedsoft resume {path} --data PATH"):
-            folders.append(carry_out(spec, path, logged(options, log, path)))
+            folders.append(carry_out(spec, path, save.logged(options, path)))
     show_runs(folders, json_)
 
 
@@ -81,25 +117,13 @@ def run(
 @grouped
 def resume(
     name: RunArgument,
+    further: ContinueOptions,
     machine: MachineOptions,
-    rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=1, help="More rounds: so many in all. The longer run gets a folder of its own."),
-    ] = None,
-    join: Annotated[
-        bool,
-        typer.Option("--join", help="Go on with the clients that the data has now, in a folder of its own."),
-    ] = False,
-    keep: KeepOption = None,
-    log: LogOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="PATH", help="Where the run's files are now, if they were moved; see --join."),
-    ] = None,
+    save: SaveOptions,
     allow: AllowOption = None,
     out_dir: OutOption = Path("runs"),
     json_: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Resume a run that was stopped, or play more rounds. It ends in the same bits as one that was not stopped.
 
     A finished run whose saved state is damaged is repeated from its last intact state. With --rounds or --join
@@ -112,26 +136,15 @@ def resume(
 
     folder = RunFolder.open(found)
     spec, path, origin = folder.spec(allow or ()), folder.path, None
+    rounds, join, data = further.rounds, further.join, further.data
     if join or (rounds is not None and rounds != spec.rounds):
         origin = Origin(folder, joins=join)
         spec = origin.spec(rounds, data, allow or ())
         path = folder.path.parent / spec.id
     # Where clients join, the new run's own file says where its data is.
-    options = logged(machine.options(keep=keep, data=None if join else data), log, path)
+    options = save.logged(machine.options(keep=save.keep, data=None if join else data), path)
     with advise_data_option("--data PATH"):
         show_runs([carry_out(spec, path, options, check=True, origin=origin)], json_)
-
-
-def logged(options: RunOptions, log: list[str] | None, path: Path) -> RunOptions:
-    """Return options with what logs the rounds of the run in this folder."""
-    if not log:
-        return options
-    from fedsoft.training.callbacks import MLflow, TensorBoard
-
-    made = {"tensorboard": lambda: TensorBoard(path / "tensorboard"), "mlflow": lambda: MLflow(path.name)}
-    if (other := next((name for name in log if name not in made), None)) is not None:
-        raise unknown("log", other, made)
-    return replace(options, callbacks=[*options.callbacks, *(made[name]() for name in dict.fromkeys(log))])
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
