@@ -17,7 +17,7 @@ import torch
 import fedsoft as fs
 from fedsoft import plugins
 from fedsoft.data.partition_names import parse_partition
-from fedsoft.flower.node.policy import BOUNDS
+from fedsoft.flower.node.policy import BOUNDS, SENDS_SUMS
 from fedsoft.flower.node.refusals import MEANS, Refusal, meaning
 from fedsoft.flower.node.worker import only_worker
 from fedsoft.flower.wire import WireMessage
@@ -136,6 +136,7 @@ def test_a_shard_is_of_the_preset_that_its_owner_names(tmp_path: Path) -> None:
         {"dataset": OWN | {"clients": {"someone": KEY}}},
         {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
         {"algorithm": "fedroute"},
+        {"algorithm": "fedprior"},
     ],
 )
 def test_nothing_of_the_data_stands_in_a_refusal(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -179,6 +180,7 @@ def test_codes_are_a_fixed_list() -> None:
         ({"algorithm": {"name": "ifca", "S": 33}}, ""),
         ({"solver": {"name": "sgd", "batch": 10**6}}, ""),
         ({"algorithm": "fedroute"}, ""),
+        ({"algorithm": "fedprior"}, ""),
         ({"algorithm": "ifca"}, 'algorithms = ["fedavg"]'),
         ({"solver": "adam"}, 'solvers = ["sgd"]'),
         ({"solver": {"name": "sgd", "lr": 0.5}}, "bounds = { lr = [0, 0.1] }"),
@@ -335,7 +337,7 @@ def test_sums_over_few_points_are_not_sent(tmp_path: Path) -> None:
     assert found  # it would have been sent
 
 
-@pytest.mark.parametrize("name", [n for n in plugins.names("algorithms") if n != "fedroute"])
+@pytest.mark.parametrize("name", [n for n in plugins.names("algorithms") if n not in SENDS_SUMS])
 def test_honest_runs_stay_within_the_default_number_of_requests(name: str, tmp_path: Path) -> None:
     """Limits that stop nobody honest: the most asks that a round of each algorithm makes."""
     from tests.flower.places import Direct, run, shards

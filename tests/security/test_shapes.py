@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsoft import plugins
+from fedsoft.flower.node.policy import SENDS_SUMS
 from fedsoft.flower.node.refusals import Refusal
 from tests.security.hospital import ask, described, hospital
 
@@ -16,7 +17,7 @@ SIZE = 5 * HIDDEN + 1  # parameters of a network of 3 inputs, so many that Adam'
 SENT = ("center", "common", "start", "u", "w")  # what algorithms send beside `centers`
 
 
-NOT_ASKED = ("fedroute", "local", "mocha")  # not allowed by default, asks for nothing, for linear models only
+NOT_ASKED = (*SENDS_SUMS, "local", "mocha")  # not allowed by default, asks for nothing, for linear models only
 
 
 @pytest.mark.parametrize("name", [name for name in plugins.names("algorithms") if name not in NOT_ASKED])
