@@ -122,6 +122,7 @@ def test_a_very_narrow_prior_is_one_model_for_all() -> None:
     assert (run.engine.client_states["w"][:, 0] - run.state.centers[0]).abs().max() < 0.02
 
 
+@pytest.mark.slow
 def test_narrow_priors_of_two_centers_are_clusters_of_clients() -> None:
     pairs, kind, _ = people(spread=0.0)
     run = fitted(fs.FedPrior(S=2, spread=0.05, learn=False), pairs, 60)

@@ -68,6 +68,7 @@ def test_runs_on_disk_end_in_the_bits_of_runs_in_memory(tmp_path: Path, case: st
     assert memory[1:3] == disk[1:3]
 
 
+@pytest.mark.slow
 def test_images_on_disk_are_varied_by_the_same_draws(tmp_path: Path) -> None:
     x, y = points("images")
     ends = []

@@ -125,6 +125,7 @@ def test_other_files_are_not_taken_for_parquet(tmp_path: Path) -> None:
     assert "has 0 columns 'clients', should have one (it has: images, labels)" in text
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
 def test_changed_bytes_of_parquet_are_read_or_refused(tmp_path: Path, place: int, value: bytes) -> None:

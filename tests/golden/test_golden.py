@@ -12,7 +12,11 @@ from .states import FILE, ended, summary
 STATES = json.loads(FILE.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("case", STATES)
+QUICK = ("fedsoft", "fedprior", "fedem")  # the others are for all tests
+CASES = [case if case.endswith(QUICK) else pytest.param(case, marks=pytest.mark.slow) for case in STATES]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_states_are_as_they_were(case: str, tmp_path: Path) -> None:
     preset, algorithm = case.split(" ")
     found = summary(ended(preset, algorithm, tmp_path))

@@ -152,6 +152,7 @@ def solved(backend: str, dtype: Any = "float64", chunk: int | None = None) -> Te
     return run.state.centers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_backends_end_in_the_same_centers(backend: str) -> None:
     torch.testing.assert_close(solved("chain"), solved(backend), rtol=1e-8, atol=1e-10)

@@ -267,6 +267,7 @@ def test_centers_that_are_no_better_than_guessing_are_named(run: fs.Run) -> None
     assert list(adopted_table([found]).columns[-1].cells) == [Text("no (guessing)", style="bold red")]
 
 
+@pytest.mark.slow
 def test_centers_that_points_do_not_tell_apart_are_named(run: fs.Run) -> None:
     known = run.adopt(*draw([0.5, 0.5], 40, 9))
     assert (known.alike, len(known.sentences())) == ((), 1)

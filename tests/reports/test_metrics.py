@@ -79,6 +79,7 @@ def test_a_report_has_metrics_on_its_page_in_markdown_and_in_csv(place: tuple[Pa
     assert (float(line[0]), float(line[2])) == pytest.approx((mean, worst))
 
 
+@pytest.mark.slow
 def test_compare_has_columns_for_them(tmp_path: Path) -> None:
     sets = [word for change in SMALL for word in ("--set", change)]
     said = fedsoft(

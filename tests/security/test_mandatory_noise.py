@@ -80,6 +80,7 @@ def test_the_same_question_has_the_same_answer_and_any_other_one_fresh_noise(tmp
         assert float((found - first).abs().min()) > 1e-3
 
 
+@pytest.mark.slow
 def test_noise_of_runs_that_differ_in_a_setting_is_not_shared(tmp_path: Path) -> None:
     """Two runs of one seed, with other lambdas: their noisy counts differ by more than their counts."""
     pytest.importorskip("dp_accounting")

@@ -45,6 +45,7 @@ def test_it_ends_where_the_gradient_of_a_softmax_model_is_zero(kind: str) -> Non
     assert (own_gradients(model, data, w) + prox.gradient(w)).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [fs.SGD(lr=0.02, epochs=400, batch=100), fs.Adam(lr=0.02, epochs=600, batch=100)])
 @pytest.mark.parametrize("kind", ["each", "matrix"])
 def test_descent_follows_pulls_of_every_kind(solver: fs.SGD | fs.Adam, kind: str) -> None:

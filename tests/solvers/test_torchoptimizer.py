@@ -125,6 +125,7 @@ def spec(optimizer: str, **options: Any) -> RunSpec:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [("torch.optim:RMSprop", {"lr": 0.01, "momentum": 0.9}), ("torch.optim:NAdam", {"lr": 0.01}),
