@@ -201,8 +201,8 @@ def test_a_comparison_is_found_by_its_folder(tmp_path: Path) -> None:
         "ifca(lr=0.5)",
         "oracle",
         "noise floor",
-        "overall mean alone",
         "own mean alone",
+        "overall mean alone",
     ]
     rows = ComparisonReport.of(made).measured
     heads = [column.title for column in table.columns]
