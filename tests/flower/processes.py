@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -173,5 +175,24 @@ def start_dishonest(federation: LocalCluster, k: int, control: Path, seconds: fl
     code = "import sys; from tests.flower.processes import dishonest; dishonest(*sys.argv[1:])"
     words = [folder / "node.toml", folder / "worker.ready", control, seconds]
     line = [sys.executable, "-c", code, *(str(word) for word in words)]
-    federation.processes.start(f"worker-{k}", line, folder / "worker.log", flwr.environment(federation))
-    wait(lambda: (folder / "worker.ready").exists(), "the dishonest worker")
+    name, ready = f"worker-{k}", folder / "worker.ready"
+
+    def start() -> None:
+        federation.processes.start(name, line, folder / "worker.log", flwr.environment(federation))
+
+    def is_ready() -> bool:
+        """An honest worker that was on its way may come first: it has to go."""
+        process = federation.processes.read()[name]
+        known = ready.read_text("utf-8").strip() if ready.exists() else ""
+        if known == str(process.pid):
+            return True
+        if known:
+            ready.unlink()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(known), signal.SIGKILL)
+        if not process.alive:
+            start()
+        return False
+
+    start()
+    wait(is_ready, "the dishonest worker")
