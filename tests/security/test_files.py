@@ -349,7 +349,7 @@ OWN = "import torch\n\n\ndef net():\n    return torch.nn.Linear(10**9, 10**9)\n"
 @pytest.mark.engine
 def test_lack_of_memory_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    settings = ("--set", "model.name=module", "--set", "model.factory=mine:net")
+    settings = ("--set", "model.name=module", "--set", "model.factory=mine:net", "--allow", f"{tmp_path}/mine:net")
     done = command("run", "synthetic-10-90", *settings, cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" not in done.err
