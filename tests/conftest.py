@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,6 +36,15 @@ FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; all else stays in its order."""
     items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+
+
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """What switches gradients off switches them on again: left off, they break whatever the process does next."""
+    yield
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "gradients are switched off after this test"
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -73,6 +73,22 @@ def test_callbacks_are_called_in_order_and_change_nothing() -> None:
     assert not run.ended_by
 
 
+def test_callbacks_have_gradients_and_the_caller_has_them_after_a_run_that_was_left() -> None:
+    """A round computes none; what a user does between rounds, or after leaving in the middle, is his own."""
+    slopes = []
+
+    def trains_something(record: RoundRecord) -> None:
+        w = torch.ones(2, requires_grad=True)
+        w.square().sum().backward()
+        slopes.append(w.grad)
+
+    fitted(trains_something, rounds=2)
+    assert len(slopes) == 2
+    with pytest.raises(fs.CallbackError) as left:
+        fitted(lambda record: 1 // 0, rounds=2)
+    assert torch.is_grad_enabled(), left
+
+
 class Stops(Callback):
     def __init__(self, at: int) -> None:
         self.at = at

@@ -99,12 +99,13 @@ def play(
     history = list(history)
     closing = closing_work(engine)
     fractions = federation.truth.fractions(federation.train) if federation.truth is not None else None
-    with torch.no_grad(), one_thread():
-        while not (history and history[-1].last) and limit.fits(history, closing=closing):
-            ended = observer is not None and observer.over(len(history))
-            if ended and not engine.algorithm.closing_tasks:
-                return
-            t, last = len(history), ended or not limit.fits(history, more=2, closing=closing)
+    while not (history and history[-1].last) and limit.fits(history, closing=closing):
+        ended = observer is not None and observer.over(len(history))
+        if ended and not engine.algorithm.closing_tasks:
+            return
+        t, last = len(history), ended or not limit.fits(history, more=2, closing=closing)
+        # Not around the yield, too: between rounds gradients and threads are the caller's.
+        with torch.no_grad(), one_thread():
             began = time.perf_counter()
             engine.begin_round(state, t, last)
             new, notes = engine.algorithm.round(state, t, engine)
@@ -127,8 +128,8 @@ def play(
                 if not history and errors:
                     before = _on_all(engine, federation, engine.initial_state(), wanted=True)
                 _grown(engine, before, errors, record.round)
-            history.append(record)
-            yield state, record
+        history.append(record)
+        yield state, record
 
 
 def _noted(engine: Engine, notes: Mapping[str, Any], before: RoundRecord | None) -> dict[str, Any]:
