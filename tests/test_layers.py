@@ -36,6 +36,12 @@ FILES = {name_of(path): path for path in ROOT.rglob("*.py") if "project" not in 
 
 
 @cache
+def nodes(text: str) -> list[ast.AST]:
+    """All parts of a program; every file is read by several tests."""
+    return [*ast.walk(ast.parse(text))]
+
+
+@cache
 def modules() -> dict[str, set[str]]:
     """Every module of the package with the modules that it imports, wherever in the file: none is left out."""
     return {name: imported(path.read_text("utf-8"), name) for name, path in FILES.items()}
@@ -47,7 +53,7 @@ def imported(text: str, name: str) -> set[str]:
     Those that it imports by text count too: `find("solvers", ...)` is solvers, and `"fedsoft.a.b"` is a.b.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Call) and node.args and isinstance(kind := node.args[0], ast.Constant):
             found |= set(KINDS) & {kind.value}
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -109,7 +115,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_nothing_imports_the_root() -> None:
     """It offers what all rooms have: by way of it, every room would import every other."""
     for name, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if name and isinstance(node, ast.ImportFrom) and node.module == "fedsoft":
                 assert all(alias.name in (*ORDER, "__version__") for alias in node.names), name
             if name and isinstance(node, ast.Import):
@@ -143,7 +149,7 @@ def test_siblings_do_not_import_each_other() -> None:
 
 def test_no_parameter_list_is_longer_than_eight() -> None:
     for name, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 known = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 assert len(set(known) - {"self", "cls"}) <= MOST_PARAMETERS, f"{name}, line {node.lineno}"
@@ -152,7 +158,7 @@ def test_no_parameter_list_is_longer_than_eight() -> None:
 def test_no_contract_is_guessed() -> None:
     """What an algorithm has is declared in `core.contract`, not found out by looking for it."""
     for name, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
                 assert "algorithm" not in ast.unparse(node.args[0]), f"{name}, line {node.lineno}"
                 assert name != "core.contract", f"line {node.lineno}"
@@ -160,7 +166,7 @@ def test_no_contract_is_guessed() -> None:
 
 def imported_packages(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path.read_text("utf-8")):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -199,7 +205,7 @@ LOADERS = {"read_pickle", "unsafe_load", "full_load", "load_module", "literal_ev
 def unsafe_calls(text: str) -> list[str]:
     """What in a program could run something that stands in a file."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)

@@ -120,6 +120,7 @@ def test_other_shares_are_chosen_best_and_one_center_is_certain() -> None:
     assert (float(single.low[0]), float(single.high[0])) == (1, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 20))
 def test_the_interval_holds_the_estimate_and_narrows_with_the_points(seed: int, count: int, points: int) -> None:

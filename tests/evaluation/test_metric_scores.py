@@ -198,6 +198,7 @@ def test_named_metrics_need_predictions_that_they_know() -> None:
     assert fs.fit(fs.FedAvg(), fed, model, rounds=1, options=own).scores().metrics["second"].train is not None
 
 
+@pytest.mark.slow
 def test_workers_of_ray_give_the_same_scores() -> None:
     pytest.importorskip("ray")
     here = trained(federation(), {"f1": "f1", "own": lambda y, p: float(p[:, 1].mean())})

@@ -150,6 +150,7 @@ def test_many_models_are_traced_once(kind: str, tmp_path: Path, monkeypatch: pyt
         assert torch.allclose(found, run.predict(points(run), client=k), atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_a_network_that_needs_its_weights_is_traced_with_them() -> None:
     from fedsoft.exports import onnx_program

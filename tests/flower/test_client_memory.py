@@ -87,6 +87,7 @@ def test_what_is_damaged_is_not_used(memory: ClientMemory) -> None:
         memory.last.tensors()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=12), st.data())
 def test_a_server_that_starts_again_at_its_last_round_always_finds_its_beginning(
     rounds: list[tuple[bool, int]], data: st.DataObject

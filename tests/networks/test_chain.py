@@ -158,6 +158,7 @@ def test_backends_end_in_the_same_centers(backend: str) -> None:
     torch.testing.assert_close(solved("chain"), solved(backend), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_stacks_of_any_size_end_in_the_same_centers() -> None:
     torch.testing.assert_close(solved("chain", chunk=1), solved("chain", chunk=3), rtol=1e-8, atol=1e-10)
 

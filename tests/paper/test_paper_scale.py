@@ -8,7 +8,7 @@ import pytest
 import fedsoft as fs
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_synthetic_10_90_separates_the_sources_on_the_papers_scale(seed: int) -> None:
     fed = fs.datasets.synthetic(partition="10:90", seed=seed)
     run = fs.fit(fs.FedSoft(S=2, K=60, lam=1.0, tau=2, sigma=1e-4), fed, fs.models.linear(), rounds=50, seed=seed)

@@ -199,6 +199,7 @@ def test_a_new_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_second_process_is_refused(folder: RunFolder) -> None:
     code = f"""
 from pathlib import Path

@@ -75,6 +75,7 @@ def test_an_owner_s_bounds_and_noise_cannot_be_left_out() -> None:
             invert(Protection(PROTECTIONS[name]().policy), "normal", seed=0)
 
 
+@pytest.mark.slow
 def test_one_point_comes_through_weak_noise_when_asked_often_and_a_budget_ends_that() -> None:
     assert float(aim(None, seed=0)[0]) < 1e-4
     weak, strong = aim(1000.0, seed=0, questions=50), aim(10.0, seed=0, questions=50)

@@ -40,12 +40,14 @@ def test_a_client_s_model_tells_its_points_unless_it_adds_noise() -> None:
     assert 0.5 < cost < right
 
 
+@pytest.mark.slow
 def test_noise_on_counts_does_not_hide_points_in_models() -> None:
     plain, hidden = (passive(*made(f"FedSoft: {name}"), seed=0)[0] for name in ("none", "noise on counts, ε = 1"))
     assert plain.auc > 0.65
     assert hidden.auc == pytest.approx(plain.auc, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_server_that_cheats_is_stopped_by_much_noise_only() -> None:
     plain = active(None, seed=0, targets=100)
     assert plain.auc > 0.99
@@ -56,6 +58,7 @@ def test_a_server_that_cheats_is_stopped_by_much_noise_only() -> None:
     assert hidden.found < 0.1
 
 
+@pytest.mark.slow
 def test_a_center_of_few_clients_tells_their_points_unless_noise_hides_them() -> None:
     few, many = (center(None, seed=0, clients=clients)[0] for clients in (5, 20))
     assert few.auc > 0.6

@@ -136,7 +136,6 @@ def test_the_user_consents_on_the_command_line(tmp_path: Path, trap: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.smoke
 def test_a_file_that_is_run_is_consent_and_its_names_are_printed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(3, 1)\n")
     raw = raw_with("factory", "mine:net")

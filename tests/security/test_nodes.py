@@ -217,6 +217,7 @@ def test_clients_with_few_points_are_not_trained_on(tmp_path: Path) -> None:
     assert "clients" in ask(hospital(tmp_path / "x", "[policy]\npoints = 5\n", {"a": 30, "b": 8}), described()).head
 
 
+@pytest.mark.slow
 def test_requests_of_a_run_are_limited(tmp_path: Path) -> None:
     """Counting queries with other centers each would reveal the order of all points. Restarts do not help."""
     raw = described(algorithm={"name": "fedsoft", "S": 2})

@@ -171,6 +171,7 @@ def test_processes_give_the_same_bits() -> None:
     assert without_time(here.rows()) == without_time(there.rows())
 
 
+@pytest.mark.slow
 def test_tuning_finds_rate_and_lambda(tmp_path: Path) -> None:
     options = fs.StudyOptions(folder=tmp_path, progress=False)
     found = fs.tune(
