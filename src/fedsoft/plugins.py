@@ -58,9 +58,11 @@ class ConsentError(InputError):
     """Code outside of fedsoft that is not allowed."""
 
     def __init__(self, name: str) -> None:
+        top = name.partition(":")[0].partition(".")[0]
+        here = "./" if Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file() else ""
         super().__init__(
             f"'{name}' names code that does not come with fedsoft, and nothing was imported: look at that code, then "
-            f"allow it (--allow {name} on the command line, allow = ['{name}'] in Python and in a node's file)"
+            f"allow it (--allow {here}{name} on the command line, allow = ['{here}{name}'] in Python and in a node's file)"
         )
         self.name = name
 

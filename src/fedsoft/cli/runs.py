@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsoft import plugins
 from fedsoft.cli.common import (
     STOPPED,
     AllowOption,
@@ -208,7 +210,7 @@ def carry_out(
     elif origin is not None:
         done = origin.folder.saved_rounds()
         say(f"{origin.folder.name} goes on after round {done} as {path.name}", err)
-    if named := code_in(spec.to_dict()):
+    if named := [name for name in code_in(spec.to_dict()) if plugins.allows(spec.allow, name)]:
         say(f"your own code that this run imports: {', '.join(named)}", err)
     with Progress(err, spec, done) as progress:
         options = replace(options, callbacks=[progress.update, *options.callbacks], say=note)
@@ -220,11 +222,20 @@ def carry_out(
     if not finished:
         count = len(folder.records())
         at_nodes = (folder.path / "federation.json").exists()  # client state is at the nodes of a federation
-        way = "the same command" if at_nodes else f"\n  fedsoft resume {folder.path}"
+        way = "the same command" if at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
         say(f"stopped and saved after round {count} of {spec.rounds}: resume with {way}", err)
         raise typer.Exit(STOPPED)
     _draw(folder, anew=True)
     return folder
+
+
+def _allowed(spec: RunSpec) -> str:
+    """Return the options that allow a user's own code, as typed from the current folder; none where there is none."""
+    from fedsoft.runs.spec import code_in
+
+    named, here = code_in(spec.to_dict()), f"{Path.cwd().as_posix()}/"
+    places = [one.replace(here, "./", 1) for one in sorted(spec.allow) if one.rpartition("/")[2] in named]
+    return "".join(f" --allow {shlex.quote(place)}" for place in places)
 
 
 def _is_damaged(folder: RunFolder, note: Callable[[str], object]) -> bool:

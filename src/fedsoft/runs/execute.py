@@ -20,6 +20,7 @@ from fedsoft.runs.origin import Origin
 from fedsoft.runs.run_options import RunOptions, build, check_start, owners, reads_files
 from fedsoft.runs.saving import Saving
 from fedsoft.runs.spec import PATHS, RunSpec
+from fedsoft.runs.user_code import check_code, digests
 from fedsoft.settings import renamed
 from fedsoft.training import Limit, Restarts, closing_work, play, remarks
 from fedsoft.training.callbacks import Watch
@@ -140,6 +141,7 @@ def _created(spec: RunSpec, path: Path, options: RunOptions, origin: Origin | No
             begun, parent = origin.begin(federation, engine, options.say)
         about = _about(federation) if reads_files(spec) else ""
         info = RunInfo.here(spec, federation.fingerprint, about, options.keep, parent)
+        info = replace(info, code=digests(spec))
         folder = RunFolder.create(path, spec, DataSummary.of(federation), info, begun)
     except BaseException:
         engine.close()
@@ -153,6 +155,7 @@ def _created(spec: RunSpec, path: Path, options: RunOptions, origin: Origin | No
 
 def _opened(spec: RunSpec, folder: RunFolder, options: RunOptions, again: bool) -> Opened | None:
     """Make ready to resume a run; None where nothing is left to do."""
+    check_code(folder, spec)
     over = not again and folder.scores() is not None
     if over and not reads_files(spec):
         return None

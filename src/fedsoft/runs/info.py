@@ -49,6 +49,7 @@ class RunInfo:
         data: fingerprint of the data; about: how files were understood.
         keep: the state of every `keep` rounds is kept.
         parent: the run that this one continues, where there is one.
+        code: digests of the user's own code, by its names, see `user_code`.
         created, python, platform, processor, command, packages: see `resources.environment`.
     """
 
@@ -59,6 +60,7 @@ class RunInfo:
     about: str = ""
     keep: int | None = None
     parent: Parent | None = None
+    code: dict[str, str] = field(default_factory=dict)
     created: str = ""
     python: str = ""
     platform: str = ""

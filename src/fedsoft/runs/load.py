@@ -19,6 +19,7 @@ from fedsoft.runs.run import Run
 from fedsoft.runs.run_options import RunOptions, build, build_engine, plan_of
 from fedsoft.runs.saving import restored
 from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.user_code import changed as changed_code
 
 
 def load(
@@ -46,6 +47,11 @@ def load(
         raise InputError(f"parts: '{unknown[0]}' is not allowed: should be one of {', '.join(plugins.PARTS)}")
     changed = replace(spec, algorithm=replace(spec.algorithm, settings=spec.algorithm.settings | settings))
     options = RunOptions(device=device)
+    for name in changed_code(folder, spec):
+        options.say(
+            f"the code of '{name}' is not that which run '{folder.name}' was trained with: its models may compute "
+            "something else now"
+        )
     federation, engine = _served(folder, changed, options, data, given)
     outcome, records = folder.outcome(), folder.records()
     point = _point(folder, round, None if outcome is None else outcome.rounds)

@@ -21,6 +21,7 @@ from fedsoft.runs.folder import Begun, RunFolder
 from fedsoft.runs.info import RunInfo
 from fedsoft.runs.spec import RunSpec
 from fedsoft.runs.spec.python import spec_of
+from fedsoft.runs.user_code import digests
 from fedsoft.safety.conditions import Conditions
 from fedsoft.training import FitOptions, Limit, Plan
 
@@ -52,6 +53,7 @@ class Run(training.Run):
         spec = self._spec(path.name)
         point = Checkpoint(self.at_round, self.state, self.engine.client_states)
         info = RunInfo.here(spec, "" if self.lacking else self.federation.fingerprint, self.federation.about)
+        info = replace(info, code=digests(spec))
         begun = Begun(self.history[: self.at_round], point, self.outcome())
         RunFolder.create(path, spec, DataSummary.of(self.federation), info, begun)
         return path
