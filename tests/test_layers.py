@@ -246,6 +246,13 @@ def test_only_seeds_makes_generators() -> None:
                 assert banned not in text.replace("torch.random.fork_rng", ""), f"{banned} in {path.name}"
 
 
+def test_every_algorithm_and_solver_is_offered_at_the_root() -> None:
+    assert {"FedPrior", "FedSoft", "Newton", "fit"} <= set(dir(fedsoft))
+    assert all(isinstance(getattr(fedsoft, name), type) for name in ("FedPrior", "Newton"))
+    with pytest.raises(AttributeError, match="has no attribute 'FedSof': did you mean 'FedSoft'"):
+        _ = fedsoft.FedSof
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, fedsoft.cli; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ run.centers, run.personal(0), run.weights, run.history, run.scores()
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +131,14 @@ def __getattr__(name: str) -> Any:
 
         found = by_class_name("algorithms", name) or by_class_name("solvers", name)
         if found is None:
-            raise AttributeError(f"module 'fedsoft' has no attribute '{name}'")
+            near = difflib.get_close_matches(name, __dir__(), n=1)
+            hint = f": did you mean '{near[0]}'?" if near else ""
+            raise AttributeError(f"module 'fedsoft' has no attribute '{name}'{hint}")
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    from fedsoft.plugins import class_names
+
+    return sorted({*__all__, *class_names("algorithms"), *class_names("solvers")})

@@ -28,6 +28,7 @@ from fedsoft.errors import InputError, MissingSetting, UnknownSetting, unknown
 from fedsoft.settings import CONFIG, Tunable, check_flag, sentence
 
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:name
+OFFERED = re.compile(r"""^__all__ = \["(\w+)\"""", re.MULTILINE)  # what a plugin's file is for
 PARTS = {
     "algorithm": "algorithms", "dataset": "datasets", "partition": "partitions", "model": "models", "solver": "solvers",
     "aggregator": "aggregators", "attack": "attacks",
@@ -62,7 +63,8 @@ class ConsentError(InputError):
         here = "./" if Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file() else ""
         super().__init__(
             f"'{name}' names code that does not come with fedsoft, and nothing was imported: look at that code, then "
-            f"allow it (--allow {here}{name} on the command line, allow = ['{here}{name}'] in Python and in a node's file)"
+            f"allow it (--allow {here}{name} on the command line, allow = ['{here}{name}'] in Python and in a node's "
+            "file)"
         )
         self.name = name
 
@@ -158,6 +160,12 @@ def names(kind: str) -> list[str]:
     """Return the names of a kind; import nothing."""
     folder = Path(__file__).parent / kind
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def class_names(kind: str) -> list[str]:
+    """Return what the plugins of a kind are called in Python; import nothing."""
+    files = [Path(__file__).parent / kind / f"{name}.py" for name in names(kind)]
+    return [found[1] for file in files if (found := OFFERED.search(file.read_text("utf-8"))) is not None]
 
 
 def find(kind: str, name: str, allow: Collection[str] = ()) -> Callable[..., Any]:

@@ -194,7 +194,11 @@ def test_what_is_no_metric_is_said_in_one_sentence(given: Any, message: str) -> 
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(lambda y, p: p, "gave ndarray, should be one number"), (lambda y, p: 1 / 0, "failed for the client in row 0")],
+    [
+        (lambda y, p: p, "gave ndarray, should be one number"),
+        (lambda y, p: "x", "gave str, should be one number"),
+        (lambda y, p: 1 / 0, "failed for the client in row 0"),
+    ],
 )
 def test_functions_that_give_no_number_are_named(function: Any, message: str) -> None:
     (metric,) = read_metrics({"odd": function}, CLASSES)

@@ -241,6 +241,17 @@ def test_a_model_whose_centers_start_as_copies_is_worth_a_word(caplog: pytest.Lo
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("last", "told"), [([nn.Softmax(-1)], True), ([], False), ([nn.ReLU()], False)])
+def test_a_softmax_before_the_loss_is_worth_a_word(
+    last: list[nn.Module], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    fed = fs.Federation.from_clients([(rng.standard_normal((9, 3)), np.arange(9) % 3) for _ in range(2)])
+    fs.fit(fs.FedAvg(), fed, nn.Sequential(nn.Linear(3, 3), *last), rounds=0)
+    assert [message for message in caplog.messages if "leave out the network's own" in message] == caplog.messages
+    assert len(caplog.messages) == told
+
+
 def test_what_is_done_to_a_network_later_changes_nothing() -> None:
     net = pretrained()
     model = fs.models.module(net)(DataShape("classification", (3,), 4))

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedsoft.reports.measures import Measured
-from fedsoft.reports.regressions import behind
+from fedsoft.reports.regressions import behind, is_clear
 
 
 def row(
@@ -20,10 +21,10 @@ def row(
     )  # fmt: skip
 
 
-def test_what_is_worse_by_more_than_the_spread_is_named() -> None:
+def test_what_is_worse_by_more_than_chance_is_named() -> None:
     first = row("fedsoft", [[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]], [1.0, 1.0, 1.0])
     other = row("mine", [[1.5, 4.0], [2.5, 5.0], [3.6, 9.5]], [2.0, 0.5, 0.9])  # 0.5 0.5 0.6; -1 -1 2.5; 1 -0.5 -0.1
-    told = "mine is worse than fedsoft, by more than the spread over seeds: best center of θ0"
+    told = "mine is worse than fedsoft, by more than chance over seeds: best center of θ0"
     assert behind([first, other], ["θ0", "θ1"], higher=False) == [told]
     turned = behind([first, other], ["θ0", "θ1"], higher=True)
     assert turned == []
@@ -43,8 +44,17 @@ def test_nothing_to_tell() -> None:
 
 
 def test_seeds_that_one_of_them_lost_are_left_out() -> None:
-    first, other = row("a", [[1.0], [1.0], [1.0]]), row("b", [[1.2], [1.3]], seeds=[0, 2])
+    first, other = row("a", [[1.0], [1.0], [1.0]]), row("b", [[1.2], [1.21]], seeds=[0, 2])
     assert behind([first, other], ["s"], higher=False) == [
-        "b is worse than a, by more than the spread over seeds: best center of s"
+        "b is worse than a, by more than chance over seeds: best center of s"
     ]
     assert behind([first, row("b", [[1.2], [1.3]], seeds=[7, 8])], ["s"], higher=False) == []
+
+
+def test_two_seeds_rarely_decide_by_chance() -> None:
+    """Of methods that do not differ, at most 2.5 % are said to be better, for any number of seeds."""
+    gains = np.random.default_rng(0).standard_normal((4000, 6))
+    for seeds in (2, 3, 6):
+        assert np.mean([is_clear(row[:seeds].tolist()) for row in gains]) == pytest.approx(0.025, abs=0.008)
+    assert not is_clear([0.8, 0.3])
+    assert is_clear([0.8, 0.7])

@@ -17,7 +17,15 @@ from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 from tests.security.test_names import raw_with
 
-NET = "from torch import nn\n\nfrom {stem}_parts import Act\n\n\ndef net():  # one layer\n    return nn.Sequential(nn.Linear(3, 1), Act())\n"
+NET = """
+from torch import nn
+
+from {stem}_parts import Act
+
+
+def net():  # one layer
+    return nn.Sequential(nn.Linear(3, 1), Act())
+"""
 PARTS = "from torch import nn\n\nAct = nn.Tanh\n"
 
 

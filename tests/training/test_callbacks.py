@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import types
 from pathlib import Path
@@ -387,3 +388,20 @@ def test_centers_stay_tensors() -> None:
     """What a snapshot gives back is as usable as what was trained."""
     run = fitted(BestRound(), rounds=3)
     assert all(isinstance(value, torch.Tensor) for center in run.centers for value in center.values())
+
+
+class Misspelled(Callback):
+    def on_rounds(self, run: fs.Run, record: RoundRecord) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (EarlyStopping, "callback EarlyStopping is a class: give an object, such as EarlyStopping()"),
+        (3, "callback 3 is not allowed: should be a Callback, or a function of a RoundRecord"),
+        (Misspelled(), "unknown method of callback Misspelled 'on_rounds': did you mean 'on_round'?"),
+    ],
+)
+def test_what_would_never_be_called_is_said_before_the_first_round(given: Any, words: str) -> None:
+    with pytest.raises(fs.InputError, match=re.escape(words)):
+        fitted(given)

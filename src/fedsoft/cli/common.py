@@ -104,7 +104,7 @@ def run_names(incomplete: str) -> list[str]:
     return sorted(p.parent.name for p in Path("runs").glob("*/run.json") if p.parent.name.startswith(incomplete))
 
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
+OutOption = Annotated[Path, typer.Option("--out", "--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.", envvar="FEDSOFT_RUNS")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]

@@ -10,7 +10,7 @@ import click
 import typer
 from rich.text import Text
 
-from fedsoft.cli.common import app, err, out
+from fedsoft.cli.common import app, err, out, print_json
 from fedsoft.errors import FedsoftError, unknown
 from fedsoft.escape import guard_terminal, shown
 from fedsoft.machine.resources import is_out_of_memory
@@ -60,6 +60,8 @@ def main() -> NoReturn:
 
 
 def _fail(text: str) -> NoReturn:
+    if "--json" in sys.argv:  # for programs, which read the output only
+        print_json({"error": text})
     err.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
     sys.exit(2)
 

@@ -283,7 +283,7 @@ def _by_function(name: str, own: OwnMetric, judged: Judged) -> Tensor:
                 f"metric '{name}' failed for the client in row {k} ({len(y)} points): {error} (return NaN where it is "
                 "not defined)"
             ) from error
-        if not isinstance(value, numbers.Real) and np.ndim(value) != 0:
+        if not isinstance(value, numbers.Real) and (isinstance(value, str) or np.ndim(value) != 0):
             raise InputError(f"metric '{name}' gave {type(value).__name__}, should be one number for each client")
         found[k] = float(value)
     return found

@@ -38,7 +38,7 @@ from fedsoft.reports.page import (
     Verdict,
     heads,
 )  # fmt: skip
-from fedsoft.reports.regressions import behind
+from fedsoft.reports.regressions import ahead, behind, is_clear, restless, unsettled
 from fedsoft.reports.run_loader import Group
 from fedsoft.reports.run_page import mixture_panel, unknown_panel
 from fedsoft.training.records import RoundRecord
@@ -54,7 +54,7 @@ def comparison_page(groups: Sequence[Group], made_by: str = "") -> Page:
     clients = {label: found for label, (found, _) in looked.items() if found is not None}
     why_not = [Text(f"{label}: {why}") for label, (found, why) in looked.items() if found is None]
     found = [
-        Section("in-short", "In short", (*_verdicts(groups, rows), *_behind(groups, rows))),
+        Section("in-short", "In short", (*_verdicts(groups, rows), *_told(groups, rows))),
         Section("methods", "Methods", (quality_table(groups, rows),)),
         Section("convergence", "Error against cost", tuple(courses(groups))),
         Section("mixtures", "Mixtures", tuple(_mixtures(groups, clients))),
@@ -149,17 +149,28 @@ def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:
             shown = [*values, measure.oracle, measure.floor, *constants]
             columns.append(column(shown, [*refs, *[refs[0]] * len(below)], measure.metric, measure.higher,
                                   peers=len(groups)))  # fmt: skip
-    body = [(Cell(group.label), *(cells[i] for cells in columns)) for i, group in enumerate(groups)]
+    moving = unsettled(groups, higher=_higher(groups))
+    body = [
+        (Cell(f"{'~' * bool(moving[group.label])}{group.label}"), *(cells[i] for cells in columns))
+        for i, group in enumerate(groups)
+    ]
     for i, name in enumerate(below, len(groups)):
         cells = [cells[i] for cells in columns]
         if any(cell.value is not None for cell in cells):
             body.append((Cell(name), *(cell if cell.value is not None else Cell("") for cell in cells)))
     name = unit(_metric(groups))
+    sources = "of centers on each source's test set, and " if shown_sources(groups) else ""
+    shown = {row[0].text for row in body[len(groups) :]}
+    notes = [
+        "Best of each column marked.",
+        "The oracle is trained on the points of its source alone." if "oracle" in shown else "",
+        "A constant alone is what anybody could predict." if shown - {"oracle", "noise floor"} else "",
+        "~: still improving when its runs ended." if any(moving.values()) else "",
+    ]
     return Table(
-        "methods-table", f"{name} of centers on each source's test set, and of personal models on the client's points",
+        "methods-table", f"{name} {sources}of personal models on the client's points",
         heads("method", titles), tuple(body),
-        notes=("Best of each column marked. The oracle is trained on the points of its source alone; a constant alone "
-               "is what anybody could predict." if len(body) > len(groups) else "Best of each column marked.",),
+        notes=(" ".join(filter(None, notes)),),
         foot=len(body) - len(groups),
     )  # fmt: skip
 
@@ -189,7 +200,8 @@ def _first(groups: Sequence[Group], rows: Sequence[Measured], measure: _Measure)
     first, second = sorted(mean, key=lambda label: mean[label], reverse=measure.higher)[:2]
     shared = sorted(values[first].keys() & values[second].keys())
     gains = [values[first][s] - values[second][s] for s in shared]
-    ahead = sum(gain > 0 if measure.higher else gain < 0 for gain in gains)
+    gains = gains if measure.higher else [-gain for gain in gains]
+    leads = sum(gain > 0 for gain in gains)
     one, two = (f"{100 * mean[label]:.1f} %" if measure.metric == "accuracy" else f"{mean[label]:#.3g}"
                 for label in (first, second))  # fmt: skip
     sentence = f"{first} comes first by {measure.title}: {one}, then {second} with {two}"
@@ -197,15 +209,17 @@ def _first(groups: Sequence[Group], rows: Sequence[Measured], measure: _Measure)
     refs = tuple(ref for group in groups if group.label in (first, second) for ref in group.refs)
     if len(shared) < 2:
         return Verdict(f"{sentence}.", rule, None, refs)
-    rule += "; holds when the first is ahead of the second with every seed"
-    return Verdict(f"{sentence}; ahead in {ahead} of {len(shared)} seeds.", rule, ahead == len(shared), refs)
+    rule += "; holds when Student's 95 % interval of the difference to the second, seed by seed, is above 0"
+    return Verdict(f"{sentence}; ahead in {leads} of {len(shared)} seeds.", rule, is_clear(gains), refs)
 
 
-def _behind(groups: Sequence[Group], rows: Sequence[Measured]) -> list[Block]:
-    """Return who falls behind the first, where all have the same seeds."""
-    if len({tuple(row.seeds) for row in rows}) > 1:
-        return []
-    return [Text(f"{sentence}.") for sentence in behind(rows, shown_sources(groups), _higher(groups))]
+def _told(groups: Sequence[Group], rows: Sequence[Measured]) -> list[Block]:
+    """Return whose runs still improved, and, where all have the same seeds, who falls behind the first or is ahead."""
+    found = restless(unsettled(groups, higher=_higher(groups)))
+    if len({tuple(row.seeds) for row in rows}) == 1:
+        sources, higher = shown_sources(groups), _higher(groups)
+        found += [*behind(rows, sources, higher), *ahead(rows, sources, higher)]
+    return [Text(f"{sentence}.") for sentence in found]
 
 
 # --- error against cost -----------------------------------------------------------------------------------------------

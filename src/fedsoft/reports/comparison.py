@@ -16,12 +16,11 @@ from fedsoft.reports.measures import Measured
 from fedsoft.reports.numbers import several, unit
 from fedsoft.reports.page import Axis, Cell, Figure, Panel
 from fedsoft.reports.pictures import draw
-from fedsoft.reports.regressions import ahead, behind
+from fedsoft.reports.regressions import ahead, behind, restless, unsettled
 from fedsoft.reports.results import WIDTH, StudyResult
 from fedsoft.reports.run_loader import Group, finished
 from fedsoft.reports.tables import grid
 from fedsoft.studies.compare import Comparison
-from fedsoft.training.settled import settled
 
 BUDGETS = {"rounds": "same rounds", "work": "same client work", "bytes": "same bytes"}
 LISTED = ("algorithm", "seeds", "runs", "best_center", "metrics", "diverged")  # what has columns of its own
@@ -87,20 +86,12 @@ class ComparisonReport(StudyResult):
     @property
     def restless(self) -> list[str]:
         """Return a sentence about the methods whose runs still improved when they ended."""
-        found = [label for label, seeds in self._unsettled.items() if seeds]
-        if not found:
-            return []
-        were = "was still improving when its runs" if len(found) == 1 else "were still improving when their runs"
-        return [f"{', '.join(found)} {were} ended: compare with more rounds (marked ~)"]
+        return restless(self._unsettled)
 
     @property
     def _unsettled(self) -> dict[str, list[int]]:
         """Return the seeds of each method whose runs had not come to rest."""
-        up = self.scores.higher_is_better
-        return {
-            group.label: [run.spec.seed for run in group.runs if settled(run.records, up) is False]
-            for group in self.groups
-        }
+        return unsettled(self.groups, higher=self.scores.higher_is_better)
 
     @property
     def sentences(self) -> list[str]:

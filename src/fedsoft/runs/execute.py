@@ -148,7 +148,7 @@ def _created(spec: RunSpec, path: Path, options: RunOptions, origin: Origin | No
         raise
     for notice in federation.notices:
         options.say(notice)
-    for remark in remarks(engine):
+    for remark in remarks(engine, federation):
         options.say(remark)
     return folder, federation, engine
 

@@ -1,7 +1,7 @@
 """The user's own code in a run: whether it is still that which the run was made with.
 
-A folder holds a digest of the program behind every name of code: the module, and those beside it that it imports. Comments
-and empty lines do not count.
+A folder holds a digest of the program behind every name of code: the module, and those beside it that it imports.
+Comments and empty lines do not count.
 """
 
 from __future__ import annotations

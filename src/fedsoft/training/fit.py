@@ -82,7 +82,7 @@ def fit(
 def train(plan: Plan, federation: Federation, make: Callable[..., R]) -> R:
     """Train by a plan from the first round on; `make`: a kind of run, from its first four fields."""
     engine = plan.engine(federation)
-    for remark in remarks(engine):
+    for remark in remarks(engine, federation):
         LOG.warning(remark)
     return _played(plan, make, federation, engine, Beginning(engine.start, []))
 

@@ -19,6 +19,7 @@ from fedsoft.core.contract import Algorithm, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import extremes, made_up
 from fedsoft.core.local_solve import FirstOrder, Solver
+from fedsoft.core.metrics import cross_entropy
 from fedsoft.core.model import Builder, Model, check_outputs
 from fedsoft.engine.base import Engine
 from fedsoft.engine.registry import find as find_engine
@@ -110,9 +111,9 @@ def prepare(
     return engine
 
 
-def remarks(engine: Engine) -> list[str]:
-    """Return what is worth a word before the first round: too few clients for the centers, or centers without a
-    difference."""
+def remarks(engine: Engine, federation: Federation) -> list[str]:
+    """Return what is worth a word before the first round: too few clients for the centers, centers without a
+    difference, or probabilities where the loss takes logits."""
     clients, S, found = len(engine.names), engine.algorithm.center_count, []
     if S > clients:
         plural = "s" * (clients != 1)
@@ -122,7 +123,19 @@ def remarks(engine: Engine) -> list[str]:
             state = engine.initial_state()
         if "age" not in state.extra and len(state.centers.unique(dim=0)) < len(state.centers):
             found.append(f"the {S} centers start as copies of each other, since all draws of this model are the same")
+    if engine.model.loss is cross_entropy and _gives_probabilities(engine.model, federation):
+        found.append(
+            "the network's outputs are probabilities (none is below 0, and they add up to 1), but the loss takes them "
+            "before the softmax: leave out the network's own"
+        )
     return found
+
+
+def _gives_probabilities(model: Model, federation: Federation) -> bool:
+    x, _ = few_points(federation)
+    with torch.no_grad(), one_thread():
+        outputs = model.outputs(model.draw(generator(0, "try"))[None], x[None]).double()
+    return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(-1), outputs.new_tensor(1.0), atol=1e-4)
 
 
 def _draws_are_equal(model: Model) -> bool:

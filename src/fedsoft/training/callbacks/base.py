@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedsoft.errors import CallbackError, FedsoftError
+from fedsoft.errors import CallbackError, FedsoftError, InputError, unknown
 from fedsoft.training.held_out import HeldOut
 from fedsoft.training.records import RoundRecord
 from fedsoft.training.run import Run
@@ -61,11 +61,26 @@ class _Heard(Callback):
         self.listener(record)
 
 
+def _checked(given: Callback | Listener) -> Callback:
+    """Return a callback; raise for what is none, and for methods that would never be called."""
+    if isinstance(given, type):
+        raise InputError(f"callback {given.__name__} is a class: give an object, such as {given.__name__}()")
+    if not isinstance(given, Callback):
+        if not callable(given):
+            raise InputError(f"callback {given!r} is not allowed: should be a Callback, or a function of a RoundRecord")
+        return _Heard(given)
+    known = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(given):
+        if name.startswith("on_") and name not in known and callable(getattr(given, name)):
+            raise unknown(f"method of callback {type(given).__name__}", name, known)
+    return given
+
+
 class Watch:
     """The callbacks of a run, called in their order."""
 
     def __init__(self, given: Sequence[Callback | Listener] = ()) -> None:
-        self.callbacks = [one if isinstance(one, Callback) else _Heard(one) for one in given]
+        self.callbacks = [_checked(one) for one in given]
         self.by = ""  # the callback that ended the run
         self.stopped_at: int | None = None
         self.measure: HeldOut | None = None
