@@ -58,8 +58,8 @@ class Predictor(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.nets = nn.ModuleList(nets)
-        self.classes = federation.shape.task == "classification"
-        self.column = not self.classes and federation.train.y.ndim == 1
+        self.task = federation.shape.task
+        self.column = self.task == "regression" and federation.train.y.ndim == 1
         self.images = federation.train.x.dtype == torch.uint8
         self.kind = next(nets[0].parameters()).dtype
         self.register_buffer("shares", shares.detach().to("cpu", self.kind))
@@ -79,8 +79,8 @@ class Predictor(nn.Module):
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
     def _head(self, out: Tensor) -> Tensor:
-        if self.classes:
-            return out.softmax(-1)
+        if self.task != "regression":
+            return out.softmax(-1) if self.task == "classification" else out.sigmoid()
         return out.squeeze(1) if self.column and out.ndim == 2 else out
 
 

@@ -109,7 +109,8 @@ def _output(about: Card) -> str:
         return "values `[points]`" if one else f"values `[points, {', '.join(map(str, federation.train.y.shape[1:]))}]`"
     classes = federation.columns.classes
     named = f" ({', '.join(map(plain, classes))})" if classes else ""
-    return f"probabilities of {federation.shape.outputs} classes{named}, `[points, {federation.shape.outputs}]`"
+    what = "labels" if federation.shape.task == "multilabel" else "classes"
+    return f"probabilities of {federation.shape.outputs} {what}{named}, `[points, {federation.shape.outputs}]`"
 
 
 def _training(about: Card) -> str:

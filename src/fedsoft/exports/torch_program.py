@@ -59,7 +59,8 @@ def program(code: str | None, shares: dict[str, dict[str, float]], federation: F
         constants = "".join(
             f"{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n" for name, value in values
         )
-    heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
+    values = ".flatten()" if federation.train.y.ndim == 1 else ""
+    heads = {"classification": ".softmax(-1)", "multilabel": ".sigmoid()", "regression": values}
     head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
 
