@@ -96,6 +96,9 @@ def _scaling(about: Card) -> str:
     within = about.format != "safetensors"
     where = "inside the model" if within else "give the network (x - mean) / std, both in `scale.safetensors`"
     names, mean, std = federation.columns.elements, federation.scale.mean, federation.scale.std
+    if federation.scale.fields:
+        each = ", ".join(f"`{plain(name)}`" for name in federation.scale.parts)
+        return f"{where}, {each} alone; padding stays 0"
     if names is None or mean.ndim != 1:
         return where
     pairs = zip(names, mean.tolist(), std.tolist(), strict=True)
