@@ -364,7 +364,7 @@ def test_clients_at_nodes_are_not_watched(run: Any, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(spec(3).to_toml())
     for options, words in (
         (("--set", "early_stopping.patience=2"), "early_stopping is not possible where clients are at nodes"),
-        (("--log", "tensorboard"), "callbacks such as TensorBoard look at the run itself"),
+        (("--log", "mlflow"), "callbacks such as MLflow look at the run itself"),
     ):
         code, _, err = run("run", "own.toml", "--engine", "flower", *options)
         assert code == 2
