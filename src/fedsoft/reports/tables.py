@@ -156,7 +156,7 @@ def _title(table: page.Table, metric: str, starred: bool) -> str:
 
 def _kept(folder: RunFolder) -> list[Text]:
     """Name the rounds whose states are kept, the first and last few of many."""
-    rounds = [*map(str, folder.kept)]
+    rounds = [*map(str, folder.states.kept)]
     shown = rounds if len(rounds) <= 12 else [*rounds[:3], "...", *rounds[-3:]]
     return [Text(f"Kept: the state of rounds {', '.join(shown)} (fedsoft.load(path, round=N))")] if rounds else []
 

@@ -67,7 +67,7 @@ def load(
 
 def _point(folder: RunFolder, round: int | None, measured: int | None) -> Checkpoint | None:
     """Return the state of a round; default: of that in which the run was measured at its end, else the last one."""
-    if round is None and measured is not None and measured in folder.kept:
+    if round is None and measured is not None and measured in folder.states.kept:
         return folder.checkpoint(measured)
     return folder.checkpoint(round)
 
