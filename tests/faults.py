@@ -310,7 +310,7 @@ def outcome(out: Path) -> dict[str, Any]:
         "records": records,
         "states": states,
         "scores": scores and scores.to_dict(),
-        "kept": folder.kept,
+        "kept": folder.states.kept,
         "left": left,
     }
 

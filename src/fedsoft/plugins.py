@@ -34,9 +34,7 @@ PARTS = {
     "aggregator": "aggregators", "attack": "attacks",
 }  # fmt: skip
 """The parts of a run, and what kind of plugin each is."""
-PYTHON = "python"
-"""The module in names of parts that were made in Python: nothing can be imported by such a name."""
-PASSED = "python:object"
+OBJECT = "python:object"
 """Stands for a part that was passed as an object in Python and has no name: it is never imported."""
 KINDS = tuple(PARTS.values())
 ROLES = {kind: part for part, kind in PARTS.items()}
@@ -92,13 +90,11 @@ def imported(name: str, allow: Collection[str]) -> Any:
     """Import what `package.module:name` names, if this very name is allowed."""
     if not is_code(name):
         raise InputError(f"'{name}' is not allowed: should be 'package.module:name'")
-    if name == PASSED:
+    if name == OBJECT:
         raise InputError(
-            "a part of this run was passed as an object in Python, and no name says what it was: load it there, "
-            "fs.load(path, model=...) for a network (see docs/runs.md)"
+            "a part of this run was passed as an object in Python, and no name says what it was: go on there, with "
+            "fs.load(path, model=...) for a network (see docs/runs.md), or with the call that made the run"
         )
-    if name.partition(":")[0] == PYTHON:
-        raise InputError(f"'{name}' was made in Python, where alone it can be made again: go on with the run there")
     if not allows(allow, name):
         raise ConsentError(name)
     module, _, attribute = name.partition(":")

@@ -264,13 +264,6 @@ def test_points_from_outside_that_do_not_fit_are_named(x: Any, sentence: str) ->
         assert sentence in str(error.value)
 
 
-def test_several_inputs_are_not_scaled_by_us() -> None:
-    fed = fs.Federation.from_clients([((np.ones((2, 1)), np.ones((2, 2))), Y)])
-    assert fed.unscaled is None
-    with pytest.raises(InputError, match="several inputs"):
-        fed.standardized()
-
-
 def fingerprints(x: Tensor) -> str:
     return fs.Federation.from_clients([((x, x[:, :1]), [0, 1])], held_out=0).fingerprint
 

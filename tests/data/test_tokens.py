@@ -104,7 +104,7 @@ def test_arrays_of_integers_and_arrays_by_name(tmp_path: Path) -> None:
         ("who,w,y\na,1.5,0\nb,3,1\n", {"tokens": ["w"]}, "has 1.5 in line 2, column 'w', should be tokens"),
         ("who,w,y\na,1,0\nb,3,1\n", {"tokens": ["v"]}, "unknown column 'v'"),
         ("who,text,w,y\na,1 2,5,0\nb,3,6,1\n", {"tokens": ["text", "w"]}, "beside which 'w' cannot be tokens, too"),
-        ("who,w,y\na,1,0\nb,3,1\n", {"tokens": ["w"], "standardize": True}, "is not allowed for tokens"),
+        ("who,w,y\na,1,0\nb,3,1\n", {"tokens": ["w"], "standardize": True}, "tokens have no scale"),
         ("who,text,y\na,1 2 3,0\nb,3,1\n", {"tokens": ["text"], "length": 2}, "should have at most 2"),
         ("who,w,y\na,1,0\nb,3,1\n", {"tokens": ["w"], "length": 2}, "length = 2 is for sequences"),
     ],

@@ -39,6 +39,15 @@ from fedsoft.engine.registry import find  # noqa: E402
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
+NAMED = [f"c{k}" for k in range(8)]
+
+
+def by_name(names: list[str]) -> fs.Federation:
+    """Clients by name: each has the same points in every federation."""
+    pairs = dict(zip(NAMED, clients((7, 12, 5, 9, 16, 6, 11, 8)), strict=True))
+    return fs.Federation.from_clients([pairs[name] for name in names], names=names)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_ray() -> Iterator[None]:
     """One start for all tests here; workers go from one engine to the next."""
@@ -162,6 +171,38 @@ def test_rates_by_round_weights_of_classes_and_optimizers_of_torch_equal_local(s
     with at_workers(run(engine="ray", workers=2)) as (there, _):
         assert torch.allclose(here.state.centers, there.state.centers, rtol=0, atol=1e-9)
         assert torch.allclose(here.personal(1)["0.weight"], there.personal(1)["0.weight"], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [fs.FedSoft(S=2, K=3), fs.FedEM(S=2)], ids=["fedsoft", "fedem"])
+def test_more_rounds_and_clients_that_join_and_leave_equal_local(algorithm: Any) -> None:
+    """Clients keep what they know from one set of workers to the next, and from workers to one process and back."""
+    first, then = NAMED[:6], [NAMED[4], *NAMED[1:4], NAMED[7], NAMED[6]]
+
+    def begun(**options: Any) -> fs.Run:
+        chosen = fs.FitOptions(dtype="float64", **options)
+        solver = fs.Adam(lr=0.05, epochs=2)
+        return fs.fit(algorithm, by_name(first), fs.models.linear(), rounds=2, solver=solver, options=chosen)
+
+    here = fs.FitOptions(dtype="float64", workers=1)
+    there = fs.FitOptions(dtype="float64", workers=2, engine="ray")
+    longer = begun(workers=1).extend(3, options=here)
+    local = longer.extend(5, federation=by_name(then), options=here)
+    for ways in ((there, there, there), (here, there, here), (there, here, there)):
+        with contextlib.ExitStack() as opened:
+            run = begun(workers=ways[0].workers, engine=ways[0].engine)
+            opened.callback(run.engine.close)
+            run = run.extend(3, options=ways[1])
+            opened.callback(run.engine.close)
+            assert torch.allclose(run.state.centers, longer.state.centers, rtol=0, atol=1e-9)
+            run = run.extend(5, federation=by_name(then), options=ways[2])
+            opened.callback(run.engine.close)
+            assert isinstance(run.engine, RayEngine) == (ways[2] is there)
+            assert torch.allclose(run.state.centers, local.state.centers, rtol=0, atol=1e-9)
+            for key, value in local.engine.client_states.take(np.arange(len(then))).items():
+                found = run.engine.client_states.take(np.arange(len(then)))[key]
+                assert torch.allclose(found.double(), value.double(), rtol=0, atol=1e-9), key
+            record = run.history[3]
+            assert (record.joined, record.left) == ([NAMED[7], NAMED[6]], [NAMED[0], NAMED[5]])
 
 
 def test_what_crosses_grows_with_centers_and_workers_and_not_with_clients() -> None:

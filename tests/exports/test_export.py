@@ -50,12 +50,13 @@ RUNS: dict[str, Any] = {
     "mlp": lambda: (fs.FedEM(S=2), regression_clients(), fs.models.mlp(hidden=[5, 4])),
     "images": lambda: (fs.FedEM(S=2), images(), fs.models.digits_cnn(channels=(2, 3), hidden=4)),
     "own": lambda: (fs.FedAvg(), class_clients(), fs.models.module(Own)),
+    "labels": lambda: (fs.FedEM(S=2), [(x, torch.as_tensor(x) > 0) for x, _ in class_clients()], fs.models.mlp([4])),
 }
 
 
 def made(kind: str) -> fs.Run:
     algorithm, clients, model = RUNS[kind]()
-    fed = fs.Federation.from_clients(clients, held_out=0.2)
+    fed = fs.Federation.from_clients(clients, held_out=0.2, task="multilabel" if kind == "labels" else "auto")
     return fs.fit(algorithm, fed, model, rounds=1, solver=fs.SGD(lr=0.01, epochs=1))
 
 
@@ -116,7 +117,9 @@ def test_a_network_that_is_no_sequence_is_asked_for(tmp_path: Path) -> None:
 
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "client"), [("linear", None), ("mlp", 2), ("images", 1), ("own", None)])
+@pytest.mark.parametrize(
+    ("kind", "client"), [("linear", None), ("mlp", 2), ("images", 1), ("own", None), ("labels", 0)]
+)
 def test_onnxruntime_predicts_the_same(kind: str, client: int | None, tmp_path: Path) -> None:
     """For one point, for many, and for more than it was exported with."""
     import onnxruntime

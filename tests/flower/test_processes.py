@@ -37,6 +37,7 @@ from fedsoft.runs.execute import execute
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.studies.launch import launch
+from fedsoft.training.callbacks import TensorBoard
 
 from .places import alone, equal, spec
 from .processes import PATIENCE, Door, Submitted, burners, start_dishonest, wait
@@ -345,9 +346,11 @@ def test_a_node_that_lies_is_left_out_and_named(place: Place, tmp_path: Path) ->
 def test_a_run_may_start_a_federation_of_its_own(tmp_path: Path) -> None:
     """As `fedsoft run ... --engine flower` does. With chunks as they come, sums round differently in the last bits."""
     what, reported = spec(rounds=2), []
-    stage = RunOptions(engine="flower", workers=2, callbacks=[reported.append])
+    log = TensorBoard(tmp_path / "far" / "tensorboard")
+    stage = RunOptions(engine="flower", workers=2, callbacks=[reported.append, log])
     folder, finished = launch(what, tmp_path / "far", stage)
     assert finished
+    assert [*log.folder.glob("events.*")]  # by the server's app
     assert [record.round for record in reported] == [1, 2]
     local = execute(what, tmp_path / "local", RunOptions())[0]
     first, second = local.checkpoint(), folder.checkpoint()

@@ -43,7 +43,7 @@ def look(folder: RunFolder, console: Console) -> None:
     """All that reads a run without computing anything."""
     RunFolder.open(folder.path)
     console.print(run_view(folder))
-    folder.last_good()
+    folder.states.last_good()
     folder.checkpoint()
 
 

@@ -82,7 +82,7 @@ def tensors(point: Checkpoint) -> dict[str, torch.Tensor]:
 def seen(folder: RunFolder) -> dict[str, Any]:
     """All that a run is resumed from."""
     RunFolder.open(folder.path)
-    found = folder.last_good()
+    found = folder.states.last_good()
     assert found.point is not None
     return {"spec": folder.spec().hash, "hash": folder.info.hash, "rounds": found.point.rounds,
             "tensors": tensors(found.point), "said": found.said,
@@ -172,7 +172,7 @@ def test_the_last_good_state_is_used_whichever_that_is(copy: RunFolder, whole: R
         content = bytearray((copy.path / name).read_bytes())
         content[-1] ^= 1
         (copy.path / name).write_bytes(content)
-        found = copy.last_good()
+        found = copy.states.last_good()
         assert found.point is not None
         assert found.point.rounds == left
         said.append(found.said)
@@ -200,7 +200,7 @@ def test_what_was_never_synced_is_no_damage(copy: RunFolder, whole: RunFolder) -
     with (copy.path / "rounds.jsonl").open("ab") as file:
         file.write(b"\0" * 300 + b"\n")
     assert len(copy.records()) == 4
-    assert copy.last_good().said == ""
+    assert copy.states.last_good().said == ""
     folder, _ = execute(chosen(), copy.path, RunOptions(workers=1))
     assert_same(folder, whole)
 
@@ -276,7 +276,7 @@ def test_kept_rounds_are_those_of_the_run(whole: RunFolder, tmp_path: Path) -> N
     plain, _ = execute(chosen(), tmp_path / "plain", RunOptions(workers=1))
     assert_same(plain, whole)  # keeping changes nothing
     assert plain.info.hash == whole.info.hash
-    assert (whole.kept, plain.kept) == ([2, 4], [])
+    assert (whole.states.kept, plain.states.kept) == ([2, 4], [])
     short, _ = execute(spec.read("synthetic-10-90", [*SMALL, "rounds=2"]), tmp_path / "short", RunOptions(workers=1))
     kept, other = fs.load(whole.path, round=2), fs.load(short.path)
     assert kept.rounds == len(kept.history) == 2
@@ -302,7 +302,7 @@ def test_a_run_goes_on_keeping(tmp_path: Path) -> None:
     stops = iter([True])
     execute(chosen(), tmp_path / "run", RunOptions(workers=1, keep=2, should_stop=lambda: next(stops)))
     folder, _ = execute(chosen(), tmp_path / "run", RunOptions(workers=1))
-    assert folder.kept == [2, 4]
+    assert folder.states.kept == [2, 4]
     with pytest.raises(InputError, match="keep = 0"):
         execute(chosen(), tmp_path / "other", RunOptions(keep=0))
 

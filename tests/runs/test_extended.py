@@ -317,7 +317,7 @@ def test_early_stopping_by_name_resumes_to_the_same_bits(tmp_path: Path) -> None
     assert outcome.ended_by == "EarlyStopping"
     values = [record.held_out["mse"] for record in records]
     assert outcome.rounds == 1 + int(np.argmin(values)) == len(records) - 2
-    assert whole.kept == [outcome.rounds]
+    assert whole.states.kept == [outcome.rounds]
     fit = fs.fit(
         fs.FedSoft(S=2, K=5), fs.load(whole.path, data=True).federation, fs.models.linear(), rounds=30,
         solver=fs.SGD(lr=0.35, epochs=4),
@@ -333,7 +333,7 @@ def test_early_stopping_by_name_resumes_to_the_same_bits(tmp_path: Path) -> None
     resumed = RunFolder.open(tmp_path / "stopped")
     assert finished
     assert content(resumed.path)["state.safetensors"] == content(whole.path)["state.safetensors"]
-    assert resumed.kept == whole.kept
+    assert resumed.states.kept == whole.states.kept
     assert resumed.scores() == whole.scores()
     with pytest.raises(fs.InputError, match="EarlyStopping ended run 'whole' after round"):
         Origin(whole).spec(40)
@@ -364,7 +364,7 @@ def test_clients_at_nodes_are_not_watched(run: Any, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(spec(3).to_toml())
     for options, words in (
         (("--set", "early_stopping.patience=2"), "early_stopping is not possible where clients are at nodes"),
-        (("--log", "tensorboard"), "callbacks such as TensorBoard look at the run itself"),
+        (("--log", "mlflow"), "callbacks such as MLflow look at the run itself"),
     ):
         code, _, err = run("run", "own.toml", "--engine", "flower", *options)
         assert code == 2
@@ -382,6 +382,6 @@ def test_a_callback_that_raises_leaves_a_run_to_resume(tmp_path: Path) -> None:
     with pytest.raises(fs.CallbackError, match=r"broken failed after round 3: OSError: disk full \(the run is saved"):
         execute(spec(5), tmp_path / "stopped", RunOptions(workers=1, callbacks=[broken]))
     folder = RunFolder.open(tmp_path / "stopped")
-    assert folder.saved_rounds() == len(folder.records()) == 3
+    assert folder.states.saved_rounds() == len(folder.records()) == 3
     execute(spec(5), tmp_path / "stopped", ONE)
     assert content(folder.path)["state.safetensors"] == content(whole.path)["state.safetensors"]

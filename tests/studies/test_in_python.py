@@ -13,11 +13,16 @@ import torch
 from torch import nn
 
 import fedsoft as fs
+from fedsoft.callbacks import EarlyStopping
 from fedsoft.errors import InputError
-from fedsoft.runs.given import DATA, MODEL, Given
+from fedsoft.plugins import OBJECT
+from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.given import content_of, spec_of
 from fedsoft.runs.run_options import RunOptions, build
+from fedsoft.safety.dropouts import never
 from fedsoft.seeds import generator
 from fedsoft.studies.process_pool import ProcessPool
+from fedsoft.training import Plan
 
 SMALL = ["clients=6", "points=[20, 30]", "K=all", "epochs=1", "test_points=20", "rounds=3"]
 QUIET = fs.StudyOptions(progress=False)
@@ -127,6 +132,54 @@ def test_conditions_and_metrics_are_part_of_the_run(tmp_path: Path) -> None:
     assert one.rows()[0]["bytes_up_per_client"] > other.rows()[0]["bytes_up_per_client"]
 
 
+def test_a_spec_has_all_that_has_a_name(tmp_path: Path) -> None:
+    """What is saved is the same as a run of fit has: it is loaded without the objects where all have names."""
+    conditions = fs.Conditions(dropout=0.1, aggregator=fs.aggregators.trimmed(), guard=4.0)
+    stop = EarlyStopping(patience=1, least=1e9)
+    options = fs.StudyOptions(folder=tmp_path, progress=False, conditions=conditions, metrics=["mae"], callbacks=[stop])
+    found = small([fs.FedSoft(S=2)], fs.models.linear(), seeds=[0], options=options)
+    folder = RunFolder.open(next(tmp_path.iterdir()))
+    spec = folder.spec()
+    assert spec.aggregator is not None
+    assert (spec.dropout, spec.guard, spec.aggregator.name, spec.metrics) == (0.1, 4.0, "trimmed", ["mae"])
+    assert (spec.model.name, spec.dataset.name, spec.early_stopping) == ("linear", OBJECT, stop)
+    assert len(folder.records()) == 2  # no round is better by that much
+    alone = fs.fit(
+        fs.FedSoft(S=2), two_sources(), fs.models.linear(), rounds=3, solver=fs.SGD(lr=0.05, epochs=1),
+        conditions=conditions, options=fs.FitOptions(metrics=["mae"], callbacks=[stop]),
+    )  # fmt: skip
+    saved = RunFolder.open(alone.save(tmp_path / "alone")).spec()
+    assert saved.to_dict() == spec.to_dict()
+    assert torch.equal(fs.load(folder.path).state.centers, alone.state.centers)
+    scores = alone.scores().personal_held_out
+    assert scores is not None
+    assert found.rows()[0]["personal_held_out"] == scores.mean
+
+
+def test_class_weights_and_functions_are_part_of_the_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fed = fs.Federation.from_clients([(rng.standard_normal((20, 2)), np.arange(20) % 4 // 3) for _ in range(3)])
+
+    def spec(**more: Any) -> Any:
+        options = fs.StudyOptions(progress=False, **more)
+        plan = Plan.of(fs.FedAvg(), fs.models.linear(), rounds=1, conditions=options.conditions, options=options)
+        return spec_of(plan, fed, "run", of_study=True)
+
+    assert spec(class_weights=[1.0, 3.0])[0].class_weights == [1.0, 3.0]
+    away = fs.Conditions(dropout=never(["0"]))
+    odd = {"odd": lambda y, p: 1.0}
+    specs = [spec()[0], spec(class_weights="balanced")[0], spec(conditions=away)[0], spec(metrics=odd)[0]]
+    assert len({one.hash for one in specs}) == 4
+    assert (spec(conditions=away)[1].dropout, spec(metrics=odd)[1].metrics) == (away.dropout, odd)
+    weighted = fs.StudyOptions(folder=tmp_path, progress=False, class_weights=[1.0, 9.0], conditions=away)
+    fs.compare(["fedavg"], fed, fs.models.linear(), rounds=1, seeds=[0], options=weighted)
+    alone = fs.fit(
+        fs.FedAvg(), fed, fs.models.linear(), rounds=1, conditions=away,
+        options=fs.FitOptions(class_weights=[1.0, 9.0]),
+    )  # fmt: skip
+    assert torch.equal(fs.load(next(tmp_path.iterdir())).state.centers, alone.state.centers)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -203,18 +256,17 @@ def test_the_number_of_sources_is_found() -> None:
 def test_a_folder_of_such_a_run_is_shown_but_not_made_without_python(tmp_path: Path) -> None:
     small(["fedavg"], options=fs.StudyOptions(folder=tmp_path, progress=False))
     from fedsoft.reports.tables import run_view
-    from fedsoft.runs.folder import RunFolder
 
     folder = RunFolder.open(next(tmp_path.iterdir()))
-    assert (folder.spec().dataset.name, folder.spec().model.name) == (DATA, MODEL)
+    assert (folder.spec().dataset.name, folder.spec().model.name) == (OBJECT, OBJECT)
     assert run_view(folder) is not None
-    with pytest.raises(InputError, match="was made in Python"):
+    with pytest.raises(InputError, match="passed as an object in Python"):
         build(folder.spec(), RunOptions())
 
 
 def test_models_are_told_apart_by_what_they_compute() -> None:
     def content(model: Any) -> str:
-        return Given(two_sources(), model).tables(0)["model"]["content"]
+        return content_of(model, two_sources())
 
     assert content(Net) == content(Net)
     assert content(Net) != content(fs.models.linear())

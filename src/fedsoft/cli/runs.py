@@ -191,7 +191,7 @@ def carry_out(
     done, damaged = 0, None
     if path.exists():
         known = RunFolder.open(path)
-        done = known.saved_rounds()
+        done = known.states.saved_rounds()
         if check:
             damaged = known if _is_damaged(known, note) else None
         if damaged is None and known.scores() is not None:
@@ -208,7 +208,7 @@ def carry_out(
             )
         say(f"resuming {path.name} after round {done}", err)
     elif origin is not None:
-        done = origin.folder.saved_rounds()
+        done = origin.folder.states.saved_rounds()
         say(f"{origin.folder.name} goes on after round {done} as {path.name}", err)
     if named := [name for name in code_in(spec.to_dict()) if plugins.allows(spec.allow, name)]:
         say(f"your own code that this run imports: {', '.join(named)}", err)
@@ -288,7 +288,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "gradients": totals.gradients,
         "bytes_down": totals.bytes_down,
         "bytes_up": totals.bytes_up,
-        "kept": folder.kept,
+        "kept": folder.states.kept,
         "state": state_of(folder),
         "parent": None if folder.info.parent is None else asdict(folder.info.parent),
         "diverged": folder.diverged,

@@ -116,7 +116,7 @@ class Federation:
         aim = aims.get(shape.task, several)
         sources = f", sources {', '.join(self.truth.names)}" if self.truth else ""
         points, held_out = int(self.train.sizes.sum()), int(self.held_out.sizes.sum())
-        scaled = " scaled to mean 0 and std 1" if self.scale is not None else ""
+        scaled = f"{', floats' * bool(shape.fields)} scaled to mean 0 and std 1" if self.scale is not None else ""
         counts = f"{len(self)} clients, {points} points and {held_out} held out, inputs of {sides}{scaled}"
         return f"{counts}, {aim}{sources}"
 
@@ -126,13 +126,16 @@ class Federation:
         return scaling_warning(self.train.x)
 
     def standardized(self) -> Federation:
-        """Return the same with every column of the inputs at mean 0 and std 1 over all training points."""
+        """Return the same with every column of the inputs at mean 0 and std 1 over all training points.
+
+        Of several inputs those of floats are scaled; tokens, masks and bytes stay as they are.
+        """
         if self.train.x.dtype == torch.uint8:
             raise InputError("standardize = true is not allowed for images of type uint8: these are divided by 255")
-        if self.shape.fields or self.columns.tokens:
-            what = "several inputs: scale your numbers before" if len(self.shape.fields) > 1 else "tokens"
-            raise InputError(f"standardize = true is not allowed for {what}")
-        return self.scaled(Scale.of(self.train.x))
+        scale = Scale.of(self.train.x, self.shape.fields)
+        if (self.shape.fields and not scale.parts) or (self.columns.tokens and not self.shape.fields):
+            raise InputError("standardize = true is not allowed here: no input is of floats, and tokens have no scale")
+        return self.scaled(scale)
 
     def scaled(self, scale: Scale) -> Federation:
         """Return the same with its inputs scaled so, which were not scaled before."""

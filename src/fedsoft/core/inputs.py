@@ -103,7 +103,7 @@ def pack(fields: Sequence[InputField], parts: Mapping[str, Part]) -> Tensor:
 
 def unpack(fields: Sequence[InputField], x: Tensor) -> dict[str, Part]:
     """Return the inputs of packed points `x[..., words]` by name."""
-    return {one.name: _part(one, x[..., place]) for one, place in _places(fields)}
+    return {one.name: _part(one, x[..., place]) for one, place in places(fields)}
 
 
 def _part(one: InputField, row: Tensor) -> Part:
@@ -141,7 +141,7 @@ def made_up(shape: Sequence[int], fields: Sequence[InputField], dtype: torch.dty
 def extremes(x: Tensor, fields: Sequence[InputField]) -> list[int]:
     """Return the points that have the smallest and the largest integer of each input of integers."""
     if fields:
-        integers = [_part(one, x[..., place]).values for one, place in _places(fields) if one.kind == "int32"]
+        integers = [_part(one, x[..., place]).values for one, place in places(fields) if one.kind == "int32"]
     else:
         integers = [x] if x.dtype in (torch.int32, torch.int64) else []
     found = set()
@@ -160,7 +160,8 @@ def _drawn(dtype: torch.dtype, sides: Sequence[int], rng: np.random.Generator) -
     return torch.zeros(sides, dtype=dtype)
 
 
-def _places(fields: Sequence[InputField]) -> Iterator[tuple[InputField, slice]]:
+def places(fields: Sequence[InputField]) -> Iterator[tuple[InputField, slice]]:
+    """Return each input with its words in a packed point."""
     begin = 0
     for one in fields:
         yield one, slice(begin, begin + one.words)

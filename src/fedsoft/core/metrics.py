@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,8 +33,14 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each point, from logits `[m, B, labels]`: the mean over its labels."""
-    return F.binary_cross_entropy_with_logits(output, y.to(output.dtype), reduction="none").mean(-1)
+    """Return the cross-entropy of each point, from logits `[m, B, labels]`: the mean over its labels.
+
+    `y` is 0 where a label does not apply, else the weight of that: 1, or another one in training (`class_weights`).
+    """
+    y = y.to(output.dtype)
+    applies = y > 0
+    weight = torch.where(applies, y, 1.0)
+    return F.binary_cross_entropy_with_logits(output, applies.to(y), weight, reduction="none").mean(-1)
 
 
 def _hit(prediction: Tensor, y: Tensor) -> Tensor:

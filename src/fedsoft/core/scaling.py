@@ -1,14 +1,20 @@
-"""Columns of inputs at mean 0 and standard deviation 1, and a warning where they are far from that."""
+"""Columns of inputs at mean 0 and standard deviation 1, and a warning where they are far from that.
+
+Of several inputs those of floats are scaled; tokens, masks and bytes stay as they are. An element of a sequence is
+scaled by all elements of all sequences, whatever its place, and padding stays 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.inputs import DTYPES, WORD, InputField, Part, pack, places, unpack, words
 from fedsoft.core.mapped import MappedRows
 
 FEW_ROWS = 4  # that are looked up
@@ -25,25 +31,73 @@ class Scale:
 
     mean: Tensor
     std: Tensor  # 1 for a column that is constant
+    fields: tuple[InputField, ...] = ()
+    """Of several inputs: what is packed where. Then mean and std have a value for each word of a point, of which those
+    that are not the first of a float mean nothing."""
 
     @staticmethod
-    def of(x: Tensor) -> Scale:
+    def of(x: Tensor, fields: tuple[InputField, ...] = ()) -> Scale:
         """Return the scale of points `x[points, ...]`."""
-        mean, std = _moments(x, 0)
-        # What rounding leaves of a constant is no standard deviation.
-        constant = std <= 1e-9 * mean.abs()
-        return Scale(mean, torch.where(constant, 1.0, std))
+        if not fields:
+            return Scale(*_mean_and_std(x))
+        given = unpack(fields, x)
+        mean, std = torch.zeros(words(fields), dtype=torch.float64), torch.ones(words(fields), dtype=torch.float64)
+        for one, place in _floats(fields):
+            part = given[one.name]
+            values = part.values if part.lengths is None else part.values[part.mask]
+            for whole, found in zip((mean, std), _mean_and_std(values), strict=True):
+                whole[place] = found.expand(one.shape).flatten()
+        return Scale(mean, std, fields)
+
+    @property
+    def parts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and std of each of several inputs that is scaled, in the shape of that input."""
+        return {
+            one.name: (self.mean[place].view(one.shape), self.std[place].view(one.shape))
+            for one, place in _floats(self.fields)
+        }
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs as models see them, for inputs as they are in files."""
         if isinstance(x, MappedRows):
             return x.changed(self)
+        if self.fields:
+            return self._each(x, lambda values, mean, std: (values - mean) / std)
         kind = x.dtype if x.is_floating_point() else torch.float32
         return ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).to(kind)
 
     def back(self, x: Tensor) -> Tensor:
         """Return inputs as they are in files, for inputs as models see them."""
+        if self.fields:
+            return self._each(x, lambda values, mean, std: values * std + mean)
         return (x.double() * self.std.to(x.device) + self.mean.to(x.device)).to(x.dtype)
+
+    def _each(self, x: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Return packed points with every input of floats changed, padding apart."""
+        found = unpack(self.fields, x)
+        for name, (mean, std) in self.parts.items():
+            part = found[name]
+            values = change(part.values.double(), mean.to(x.device), std.to(x.device))
+            if part.lengths is not None:
+                values = values * part.mask.view(*part.mask.shape, *[1] * (values.ndim - 2))
+            found[name] = Part(values, part.lengths)
+        return pack(self.fields, found)
+
+
+def _floats(fields: Sequence[InputField]) -> list[tuple[InputField, slice]]:
+    """Return the inputs of floats, each with the first word of each of its elements."""
+    found = []
+    for one, place in places(fields):
+        each = DTYPES[one.kind].itemsize // WORD
+        if one.kind in ("float32", "float64"):
+            found.append((one, slice(place.start, place.start + each * math.prod(one.shape), each)))
+    return found
+
+
+def _mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = _moments(x, 0)
+    # What rounding leaves of a constant is no standard deviation.
+    return mean, torch.where(std <= 1e-9 * mean.abs(), 1.0, std)
 
 
 def is_scaled(x: Tensor, pools: Sequence[Tensor], scale: Scale) -> bool:

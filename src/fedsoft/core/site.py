@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
 from fedsoft.core.batches import Problem, Prox
-from fedsoft.core.class_weights import FixedWeights, weights_of_points
+from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
 from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
@@ -66,8 +66,7 @@ class Site:
         label: str = "batches",
     ) -> tuple[Tensor, OptimizerState]:
         """Minimise each client's own loss (plus the proximal term) from `w[m, P]` with the local solver."""
-        point_weights = self._weighted(point_weights)
-        problem = Problem(self.model, self.data, prox, point_weights, lambda: self.generators(label), self.t)
+        problem = self._problem(label, prox, point_weights)
         w = self.model.with_statistics(w, self.statistics)
         before = self.optimizer_state(w) if optimizer_state is None else optimizer_state
         solved, after, gradients = self.solver.solve(problem, w, before)
@@ -76,10 +75,12 @@ class Site:
             self.statistics.copy_(solved[:, -self.model.statistics :])
         return solved, after
 
-    def _weighted(self, point_weights: Tensor | None) -> Tensor | None:
-        """Return weights of points times those of their classes."""
-        of_classes = weights_of_points(self.class_weights, self.data, self.dtype)
-        return point_weights if of_classes is None else of_classes * (1 if point_weights is None else point_weights)
+    def _problem(self, label: str, prox: Prox | None = None, point_weights: Tensor | None = None) -> Problem:
+        """Return what clients minimise: their points weigh by their classes, too."""
+        data, weights = trained_on(self.class_weights, self.data, self.dtype)
+        if point_weights is not None:
+            weights = point_weights if weights is None else weights * point_weights
+        return Problem(self.model, data, prox, weights, lambda: self.generators(label), self.t)
 
     def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
         """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
@@ -90,8 +91,7 @@ class Site:
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
         if self.statistics is not None:
             raise InputError("statistics = 'local' is not for algorithms that take single steps: use 'averaged'")
-        problem = Problem(self.model, self.data, None, self._weighted(None), lambda: self.generators(label), self.t)
-        s = self.solver
+        problem, s = self._problem(label), self.solver
         return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
 
     def count_work(self, batches: BatchIterator) -> None:
@@ -149,9 +149,8 @@ class Site:
     def gradient(self, w: Tensor) -> Tensor:
         """Return the gradient of each client's mean loss at `w[m, P]`, over all its points."""
         self.work.gradients.add_(self.data.sizes.cpu())
-        return own_gradients(
-            self.model, self.data, self.model.with_statistics(w, self.statistics), self._weighted(None)
-        )
+        data, weights = trained_on(self.class_weights, self.data, self.dtype)
+        return own_gradients(self.model, data, self.model.with_statistics(w, self.statistics), weights)
 
     def curvature(self, w: Tensor, *, diagonal: bool) -> Tensor:
         """Return the curvature of each client's summed loss at `w[m, P]`: a matrix `[m, P, P]`, or its diagonal.

@@ -43,8 +43,8 @@ class TableSettings:
         split: how these are chosen, default: at random. `{time = "date"}`: the last ones; `{group = "recording"}`:
             whole groups; `{column = "fold", test = ["5"]}`: by their value; `{test = "test.csv"}`: given as files.
         task: what y is, default: by its type.
-        standardize: bring every input to mean 0 and std 1 over the training points of all clients; new clients and
-            exported models use the same scale.
+        standardize: bring every input but tokens to mean 0 and std 1 over the training points of all clients; new
+            clients and exported models use the same scale.
         seed: decides which points are held out.
     """
 

@@ -24,7 +24,7 @@ from fedsoft.escape import file_name
 from fedsoft.evaluation.scores import Scores
 from fedsoft.exports.model_card import Card, card
 from fedsoft.exports.onnx_program import OnnxWriter
-from fedsoft.exports.raw_inputs import RawInputs, sample
+from fedsoft.exports.raw_inputs import RawInputs, sample, scaled, scales
 from fedsoft.exports.torch_program import network_code, program
 from fedsoft.machine.threads import one_thread
 from fedsoft.networks.inputs import arguments
@@ -51,36 +51,34 @@ class Predictor(nn.Module):
     """Plain networks with a share each, from raw inputs to values or probabilities."""
 
     shares: Tensor
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, nets: Sequence[nn.Module], shares: Tensor, federation: Federation, inputs: RawInputs) -> None:
         super().__init__()
         self.inputs = inputs
         self.nets = nn.ModuleList(nets)
-        self.classes = federation.shape.task == "classification"
-        self.column = not self.classes and federation.train.y.ndim == 1
+        self.task = federation.shape.task
+        self.column = self.task == "regression" and federation.train.y.ndim == 1
         self.images = federation.train.x.dtype == torch.uint8
         self.kind = next(nets[0].parameters()).dtype
         self.register_buffer("shares", shares.detach().to("cpu", self.kind))
-        self.scaled = (scale := federation.scale) is not None
-        if scale is not None:
-            self.register_buffer("mean", scale.mean)
-            self.register_buffer("std", scale.std)
+        self.scaled = [*scales(federation)]
+        for name, (mean, std) in scales(federation).items():
+            self.register_buffer(f"mean_{name}", mean.contiguous())
+            self.register_buffer(f"std_{name}", std.contiguous())
 
     def forward(self, *raw: Tensor) -> Tensor:
         """Predict for inputs `[points, ...]`, unscaled as in files."""
+        scale = {name: (self.get_buffer(f"mean_{name}"), self.get_buffer(f"std_{name}")) for name in self.scaled}
         if self.inputs.reader.plain:
             (x,) = raw
-            x = x.to(self.kind) / 255 if self.images else x
-            raw = (((x.double() - self.mean) / self.std).to(self.kind) if self.scaled else x.to(self.kind),)
-        args, named = arguments(self.inputs.read(raw, self.kind))
+            raw = (scaled(x.to(self.kind) / 255 if self.images else x, scale.get("x"), self.kind),)
+        args, named = arguments(self.inputs.read(raw, self.kind, scale))
         each = [self.shares[j] * self._head(net(*args, **named)) for j, net in enumerate(self.nets)]
         return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
     def _head(self, out: Tensor) -> Tensor:
-        if self.classes:
-            return out.softmax(-1)
+        if self.task != "regression":
+            return out.softmax(-1) if self.task == "classification" else out.sigmoid()
         return out.squeeze(1) if self.column and out.ndim == 2 else out
 
 
@@ -204,8 +202,8 @@ class _Writer:
         if self.format == "torch":
             shares = {key: dict(zip(_names(key, e), e.shares.tolist(), strict=True)) for key, e in ensembles.items()}
             found["model.py"] = program(self._code(nets), shares, federation, inputs).encode()
-        if (scale := federation.scale) is not None and self.format == "safetensors":
-            found["scale.safetensors"] = safe_bytes({"mean": scale.mean, "std": scale.std})
+        if federation.scale is not None and self.format == "safetensors":
+            found["scale.safetensors"] = safe_bytes(_scale_tensors(federation))
         return found
 
     def inputs(self, nets: dict[str, list[nn.Module]]) -> RawInputs:
@@ -238,6 +236,15 @@ def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemb
 def _network(ensemble: Ensemble, w: Tensor) -> nn.Module:
     assert ensemble.model.module is not None
     return ensemble.model.module(ensemble.model.layout.unflatten(w.cpu().clone())).eval()
+
+
+def _scale_tensors(federation: Federation) -> dict[str, Tensor]:
+    """Return `mean` and `std`; of several inputs `<name>.mean` and `<name>.std` of each that is scaled."""
+    found = {}
+    for name, (mean, std) in scales(federation).items():
+        before = f"{name}." if federation.shape.fields else ""
+        found |= {f"{before}mean": mean.contiguous(), f"{before}std": std.contiguous()}
+    return found
 
 
 def _names(key: str, ensemble: Ensemble) -> list[str]:

@@ -96,6 +96,9 @@ def _scaling(about: Card) -> str:
     within = about.format != "safetensors"
     where = "inside the model" if within else "give the network (x - mean) / std, both in `scale.safetensors`"
     names, mean, std = federation.columns.elements, federation.scale.mean, federation.scale.std
+    if federation.scale.fields:
+        each = ", ".join(f"`{plain(name)}`" for name in federation.scale.parts)
+        return f"{where}, {each} alone; padding stays 0"
     if names is None or mean.ndim != 1:
         return where
     pairs = zip(names, mean.tolist(), std.tolist(), strict=True)
@@ -109,7 +112,8 @@ def _output(about: Card) -> str:
         return "values `[points]`" if one else f"values `[points, {', '.join(map(str, federation.train.y.shape[1:]))}]`"
     classes = federation.columns.classes
     named = f" ({', '.join(map(plain, classes))})" if classes else ""
-    return f"probabilities of {federation.shape.outputs} classes{named}, `[points, {federation.shape.outputs}]`"
+    what = "labels" if federation.shape.task == "multilabel" else "classes"
+    return f"probabilities of {federation.shape.outputs} {what}{named}, `[points, {federation.shape.outputs}]`"
 
 
 def _training(about: Card) -> str:

@@ -33,7 +33,7 @@ class OnnxWriter:
         check: called with the name of a model, what onnxruntime predicts and what the network does; raises where they
             differ.
         traced: the computations so far, by names and shapes of their weights; None where one cannot be traced apart
-            from its weights.
+            from its weights. Each holds the weights of the model that was written last.
     """
 
     check: Callable[[str, Tensor, Tensor], object]
@@ -52,13 +52,14 @@ class OnnxWriter:
         if kind not in self.traced:
             self.traced[kind] = _traced_apart(network.eval(), weights, sample)
         graph = self.traced[kind]
-        made = _traced(name, network.eval(), sample) if graph is None else _with_weights(graph, weights, len(sample))
+        if graph is not None:
+            _put(graph, weights)
+        made = _traced(name, network.eval(), sample) if graph is None else graph
         content: bytes = made.SerializeToString()
-        session = _session(content)
+        session, expected = _session(content), network(*sample.values())
         for count in (None, 1):
-            rows = {key: value[:count] for key, value in sample.items()}
-            found = session.run(None, {key: value.numpy() for key, value in rows.items()})[0]
-            self.check(name, torch.from_numpy(found), network(*rows.values()))
+            found = session.run(None, {key: value[:count].numpy() for key, value in sample.items()})[0]
+            self.check(name, torch.from_numpy(found), expected[:count])
         return content
 
 
@@ -75,7 +76,7 @@ class _Apart(nn.Module):
 
 
 def _traced_apart(network: nn.Module, weights: Mapping[str, Tensor], sample: Mapping[str, Tensor]) -> Any | None:
-    """Return the computation with all weights as further inputs; None where the network cannot be traced so."""
+    """Return the computation with weights that can be exchanged; None where the network cannot be traced so."""
     further = {f"w.{name}": value for name, value in weights.items()}  # no name of an input has a dot
     names = [*sample, *further]
     shapes = ([*_any_number(sample)], [None] * len(further))
@@ -84,7 +85,7 @@ def _traced_apart(network: nn.Module, weights: Mapping[str, Tensor], sample: Map
         made = _export(_Apart(network, [*weights]), given, names, shapes)
     except Exception:  # whatever a user's network raises: it is traced with its weights, which says what is wrong
         return None
-    return made if [one.name for one in made.graph.input] == names else None
+    return _with_weights(made, weights, len(sample)) if [one.name for one in made.graph.input] == names else None
 
 
 def _traced(name: str, network: nn.Module, sample: Mapping[str, Tensor]) -> Any:
@@ -117,17 +118,23 @@ def _export(network: nn.Module, inputs: tuple[Any, ...], names: list[str], shape
 
 
 def _with_weights(graph: Any, weights: Mapping[str, Tensor], inputs: int) -> Any:
-    """Return the computation of so many inputs with weights as constants."""
+    """Return the computation of so many inputs with weights as constants, in place of further inputs."""
     import onnx
 
-    made = onnx.ModelProto()
-    made.CopyFrom(graph)
-    used = {name for node in made.graph.node for name in node.input}
-    del made.graph.input[inputs:]
+    used = {name for node in graph.graph.node for name in node.input}
+    del graph.graph.input[inputs:]
     for name, value in weights.items():
         if f"w.{name}" in used:
-            made.graph.initializer.append(onnx.numpy_helper.from_array(value.contiguous().numpy(), f"w.{name}"))
-    return made
+            graph.graph.initializer.append(onnx.numpy_helper.from_array(value.contiguous().numpy(), f"w.{name}"))
+    return graph
+
+
+def _put(graph: Any, weights: Mapping[str, Tensor]) -> None:
+    """Exchange the weights of a computation for others of the same names, shapes and types."""
+    for constant in graph.graph.initializer:
+        value = weights.get(constant.name.removeprefix("w."))
+        if value is not None and constant.name.startswith("w."):
+            constant.raw_data = value.contiguous().numpy().tobytes()  # as `from_array` keeps numbers
 
 
 def _session(content: bytes) -> Any:
@@ -135,6 +142,8 @@ def _session(content: bytes) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 3, 1, 1
+    # It computes a few points once: to look for a faster order takes longer.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(content, options)
 
 

@@ -15,6 +15,8 @@ from fedsoft.networks.inputs import Inputs, Reader, called
 from fedsoft.seeds import generator
 
 SAMPLE = 7  # points that an export is checked on
+Scaled = tuple[Tensor, Tensor]
+"""Mean and standard deviation of an input."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,23 @@ class RawInputs:
             found += [values, *([] if part.lengths is None else [part.lengths])]
         return tuple(found)
 
-    def read(self, raw: Sequence[Tensor], dtype: torch.dtype) -> Inputs:
-        """Return what a network is called with; a single input is a number already."""
+    def read(self, raw: Sequence[Tensor], dtype: torch.dtype, scale: Mapping[str, Scaled]) -> Inputs:
+        """Return what a network is called with; a single input is a number already.
+
+        `scale` has mean and std of those of several inputs that are scaled.
+        """
         if not self.reader.fields:
             return raw[0].long() if self.reader.tokens else raw[0]
         given: Mapping[str, Tensor] = dict(zip(self.names, raw, strict=True))
-        parts = {
-            one.name: Part(given[name], None if lengths is None else given[lengths])
-            for one, name, lengths in self.kinds
-        }
+        parts = {}
+        for one, name, lengths in self.kinds:
+            part = Part(given[name], None if lengths is None else given[lengths])
+            if one.name in scale:
+                values = scaled(part.values, scale[one.name], dtype)
+                if part.lengths is not None:  # padding stays 0
+                    values = values * part.mask.view(*part.mask.shape, *[1] * (values.ndim - 2))
+                part = Part(values, part.lengths)
+            parts[one.name] = part
         return self.reader.beside_each(parts, dtype)
 
     def about(self, federation: Federation) -> list[tuple[str, list[int], str]]:
@@ -78,6 +88,19 @@ class RawInputs:
         return found
 
 
+def scales(federation: Federation) -> dict[str, Scaled]:
+    """Return mean and std of each input that is scaled, by its name; a single one is called x."""
+    scale = federation.scale
+    if scale is None:
+        return {}
+    return scale.parts if scale.fields else {"x": (scale.mean, scale.std)}
+
+
+def scaled(x: Tensor, by: Scaled | None, dtype: torch.dtype) -> Tensor:
+    """Return an input as a network reads it."""
+    return x.to(dtype) if by is None else ((x.double() - by[0]) / by[1]).to(dtype)
+
+
 def sample(federation: Federation, dtype: torch.dtype) -> Tensor:
     """Return inputs as they are in files, to try models on: drawn, because a saved run has no points.
 
@@ -86,7 +109,8 @@ def sample(federation: Federation, dtype: torch.dtype) -> Tensor:
     shape, x = federation.shape, federation.train.x
     if not shape.fields and x.dtype in (torch.uint8, torch.float32, torch.float64):
         return _drawn(federation, dtype)
-    return x[:SAMPLE].cpu() if len(x) else made_up(shape.input, shape.fields, x.dtype, SAMPLE)
+    some = x[:SAMPLE].cpu() if len(x) else made_up(shape.input, shape.fields, x.dtype, SAMPLE)
+    return some if federation.scale is None else federation.scale.back(some)
 
 
 def _drawn(federation: Federation, dtype: torch.dtype) -> Tensor:

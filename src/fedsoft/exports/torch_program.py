@@ -7,7 +7,7 @@ from torch import nn
 
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import Kind
-from fedsoft.exports.raw_inputs import RawInputs
+from fedsoft.exports.raw_inputs import RawInputs, scales
 from fedsoft.runs.spec import RunSpec
 
 # Layers whose printed form is the call that makes them.
@@ -52,14 +52,13 @@ def program(code: str | None, shares: dict[str, dict[str, float]], federation: F
         if code is None
         else code
     )
-    scaled, constants = _arguments(inputs, federation), ""
-    if (scale := federation.scale) is not None:
-        scaled = "((x.double() - MEAN) / STD).float()"
-        values = (("MEAN", scale.mean), ("STD", scale.std))
-        constants = "".join(
-            f"{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n" for name, value in values
-        )
-    heads = {"classification": ".softmax(-1)", "regression": ".flatten()" if federation.train.y.ndim == 1 else ""}
+    given = _arguments(inputs, federation)
+    constants = "".join(
+        f"{what}_{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n"
+        for name, pair in scales(federation).items() for what, value in zip(("MEAN", "STD"), pair, strict=True)
+    )  # fmt: skip
+    values = ".flatten()" if federation.train.y.ndim == 1 else ""
+    heads = {"classification": ".softmax(-1)", "multilabel": ".sigmoid()", "regression": values}
     head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
 
@@ -88,7 +87,7 @@ def load(file, {make}):
 @torch.no_grad()
 def predict(x, name, {make}):
     """Return values or probabilities for inputs {_given(inputs)}."""
-    return sum(share * load(file, make)({scaled}){head} for file, share in SHARES[name].items())
+    return sum(share * load(file, make)({given}){head} for file, share in SHARES[name].items())
 '''
 
 
@@ -101,18 +100,26 @@ def _given(inputs: RawInputs) -> str:
 
 def _arguments(inputs: RawInputs, federation: Federation) -> str:
     """Return the Python that a network is called with."""
+    scale = scales(federation)
     if not inputs.reader.fields:
         numbers = "x.float() / 255" if federation.train.x.dtype == torch.uint8 else "x.float()"
-        return "x.long()" if inputs.reader.tokens else numbers
+        return "x.long()" if inputs.reader.tokens else _scaled("x", "x") if scale else numbers
     parts, beside = [], {}
     for one, name, lengths in inputs.kinds:
-        value = f'x["{name}"]{READ[one.kind]}'
+        value = _scaled(f'x["{name}"]', one.name) if one.name in scale else f'x["{name}"]{READ[one.kind]}'
+        if one.name in scale and lengths is not None:  # padding stays 0
+            sides = ", None" * (len(one.shape) - 1)
+            value += f' * (torch.arange({one.shape[0]}) < x["{lengths}"][:, None])[...{sides}]'
         parts.append(value if one.name.isdigit() else f"{one.name}={value}")
         place, much = f'torch.arange(x["{name}"].shape[1])', f'x["{lengths}"]'
         beside[one.name] = {
             "mask": f"{place} < {much}[:, None]", "padding_mask": f"{place} >= {much}[:, None]", "lengths": much,
         }  # fmt: skip
     return ", ".join([*parts, *(f"{key}={beside[name][what]}" for key, name, what in inputs.reader.beside)])
+
+
+def _scaled(value: str, name: str) -> str:
+    return f"(({value}.double() - MEAN_{name}) / STD_{name}).float()"
 
 
 def layers_of(net: nn.Module) -> str | None:

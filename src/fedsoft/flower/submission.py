@@ -29,6 +29,7 @@ class Submission(pydantic.BaseModel):
         allow: code of the user's own that the run names.
         keys: fingerprints of the nodes that share synthetic clients, in the order of their shares.
         chunk, memory, keep: see `RunOptions`.
+        tensorboard: where rounds are logged for TensorBoard, if at all.
     """
 
     model_config = CONFIG
@@ -42,6 +43,7 @@ class Submission(pydantic.BaseModel):
     chunk: int | None = None
     memory: int | str | None = None
     keep: int | None = None
+    tensorboard: Path | None = None
 
 
 class Outcome(pydantic.BaseModel):

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import TypeGuard
 
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.flower.local_cluster.cluster import LocalCluster
@@ -16,7 +17,7 @@ from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from fedsoft.storage.atomic import write_folder
-from fedsoft.training.callbacks import Callback
+from fedsoft.training.callbacks import Callback, TensorBoard
 
 NODES = 4  # of a federation that is started for one run
 LOOK = 0.2  # seconds between two looks at the run's folder
@@ -32,9 +33,9 @@ def carry_out(spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, 
         raise InputError(f"device = '{stage.device}' is not allowed: nodes compute on their CPU")
     if spec.early_stopping is not None:
         raise InputError(NO_EARLY_STOPPING)
-    if named := [type(one).__name__ for one in stage.callbacks if isinstance(one, Callback)]:
+    if named := [type(one).__name__ for one in stage.callbacks if isinstance(one, Callback) and not _is_log(one)]:
         raise InputError(f"callbacks such as {named[0]} look at the run itself, which is not in this process: use "
-                         "another engine")  # fmt: skip
+                         "another engine, or TensorBoard without held_out")  # fmt: skip
     if stage.address is not None:
         return follow(LocalCluster(Path(stage.address).absolute()), spec, path, stage)
     # The nodes' memory stays there until the run is finished, so that it can be resumed.
@@ -70,11 +71,18 @@ def follow(federation: LocalCluster, spec: RunSpec, path: Path, stage: RunOption
     return RunFolder.open(path), finished
 
 
+def _is_log(callback: object) -> TypeGuard[TensorBoard]:
+    """Whether the server's app can write it: of what the server knows, without a question to clients."""
+    return isinstance(callback, TensorBoard) and not callback.held_out
+
+
 def write_submission(federation: LocalCluster, spec: RunSpec, path: Path, stage: RunOptions) -> SubmittedRun:
     """Write a run as the server's app reads it."""
+    logs = [one.folder.absolute() for one in stage.callbacks if _is_log(one)]
     submission = Submission(
         spec=spec.to_dict(), label=spec.label, folder=path.absolute(), terms=read_terms(federation.folder),
         allow=sorted(spec.allow), keys=federation.fingerprints, chunk=stage.chunk, memory=stage.memory, keep=stage.keep,
+        tensorboard=logs[0] if logs else None,
     )  # fmt: skip
     if spec.dataset.name != "nodes":  # nodes make only data that is described in this folder, not by the server
         write_folder(federation.presets, {f"{spec.hash}.toml": spec.to_toml().encode()})

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,12 +104,17 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def environment() -> dict[str, Any]:
     """Return where and with what a run was made."""
-    packages = {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.machine(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "packages": packages,
+        "packages": dict(_packages()),
     }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Return versions, which are read from files that take a while to parse."""
+    return {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}

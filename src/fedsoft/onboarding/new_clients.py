@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.clusters.posterior import interval, log_density, mixtures, posterior
 from fedsoft.core.batches import Problem, Prox
-from fedsoft.core.class_weights import FixedWeights, weights_of_points
+from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import Augment, ClientData
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
@@ -172,11 +172,10 @@ class NewClients:
         optimizer_state: OptimizerState | None = None, t: int = 0,
     ) -> tuple[Tensor, OptimizerState]:  # fmt: skip
         """Apply the run's local solver to the points of new clients, whose round t is: they begin at round 0."""
+        own, weights = trained_on(self.class_weights, replace(data, augment=self.augment), w.dtype)
         problem = Problem(
-            self.model, replace(data, augment=self.augment), prox,
-            weights_of_points(self.class_weights, data, w.dtype),
-            lambda: [generator(self.seed, *labels, name) for name in names], t,
-        )  # fmt: skip
+            self.model, own, prox, weights, lambda: [generator(self.seed, *labels, name) for name in names], t
+        )
         before = self.solver.init_state(w, self.model.layout) if optimizer_state is None else optimizer_state
         solved, after, _ = self.solver.solve(problem, w, before)
         return solved, after

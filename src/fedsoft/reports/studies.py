@@ -17,6 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 from torch import nn
 
+from fedsoft import plugins
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Builder, Model
@@ -26,7 +27,7 @@ from fedsoft.reports.choice import ChoiceReport
 from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.reports.trials import TuningReport
 from fedsoft.runs import spec as specs
-from fedsoft.runs.given import Given, named_part
+from fedsoft.runs.given import Given, named_part, spec_of
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
 from fedsoft.safety.conditions import Conditions
@@ -37,7 +38,8 @@ from fedsoft.studies.compare import compare as run_comparison
 from fedsoft.studies.methods import Algorithms, Method, read_methods
 from fedsoft.studies.process_pool import ProcessPool, Progress
 from fedsoft.studies.trials import Grid
-from fedsoft.training import FitOptions, Limit
+from fedsoft.training import FitOptions, Limit, Plan
+from fedsoft.training.callbacks import EarlyStopping
 
 LOG = logging.getLogger("fedsoft")
 Data = Federation | Callable[[int], Federation] | RunSpec | str | Path
@@ -88,8 +90,8 @@ def compare(
     """
     study = _Study(data, model, rounds, solver, options or StudyOptions())
     methods, seeds = read_methods(algorithms), _listed(seeds)
-    with study.pool("comparing") as (pool, scratch):
-        base = study.base(methods.listed[0], seeds)
+    base, given = study.base(methods.listed[0], seeds)
+    with study.pool("comparing", given) as (pool, scratch):
         return ComparisonReport.of(_done(run_comparison(base, methods, seeds, pool, budget=budget)), scratch)
 
 
@@ -114,12 +116,12 @@ def tune(
             edge.
     """
     study = _Study(data, model, rounds, solver, options or StudyOptions())
-    methods, seeds, given = read_methods(algorithms), _listed(seeds), dict(grid or {})
-    with study.pool("tuning") as (pool, scratch):
-        base = study.base(methods.listed[0], seeds)
-        epochs = given.pop("epochs", None)
+    methods, seeds, tried = read_methods(algorithms), _listed(seeds), dict(grid or {})
+    base, given = study.base(methods.listed[0], seeds)
+    with study.pool("tuning", given) as (pool, scratch):
+        epochs = tried.pop("epochs", None)
         wanted = Grid.around(
-            base, given.pop("lr", None), None if epochs is None else [*map(int, epochs)], further=given
+            base, tried.pop("lr", None), None if epochs is None else [*map(int, epochs)], further=tried
         )
         return TuningReport(_done(tuning.tune(base, methods, seeds, wanted, pool)), scratch)
 
@@ -145,8 +147,8 @@ def choose(
     """
     study = _Study(data, model, rounds, solver, options or StudyOptions())
     seeds = _listed(seeds)
-    with study.pool("choosing") as (pool, scratch):
-        base = study.base(read_methods(algorithm).listed[0], seeds)
+    base, given = study.base(read_methods(algorithm).listed[0], seeds)
+    with study.pool("choosing", given) as (pool, scratch):
         found = center_count.choose(base, S, pool, algorithm=algorithm, seeds=seeds)
         return ChoiceReport(_done(found), scratch)
 
@@ -161,36 +163,23 @@ class _Study:
     solver: Solver | None
     options: StudyOptions
 
-    @property
-    def given(self) -> Given | None:
-        """Return data and model that were made in Python; None where a name stands for them."""
+    def base(self, first: Method, seeds: Sequence[int]) -> tuple[RunSpec, Given]:
+        """Return the run that all others are variants of, and what no name stands for."""
         data, options = self.data, self.options
         if isinstance(data, str | Path | RunSpec):
             if self.model is not None or options.conditions is not None or options.metrics is not None:
                 raise InputError(f"'{data}' has a model, conditions and metrics of its own: change them in its file")
-            return None
+            return self._named(), Given()
         if self.model is None:
             raise InputError("model is missing: give one such as fedsoft.models.linear(), or a torch.nn.Module")
-        return Given(data, self.model, options.conditions, options.metrics, options.backend)
-
-    def base(self, first: Method, seeds: Sequence[int]) -> RunSpec:
-        """Return the run that all others are variants of."""
-        given = self.given
-        if given is None:
-            return self._named()
         if self.rounds is None:
             raise InputError("rounds is missing: should be a whole number, or a Limit")
-        limit = self.rounds if isinstance(self.rounds, Limit) else Limit(self.rounds)
-        solver = named_part("solvers", self.solver or Adam())
         own = {key: value for key, value in first.settings.items() if not key.startswith("solver.") and key != "source"}
-        raw = {
-            "rounds": limit.rounds, "work": limit.work, "bytes": limit.bytes, "seed": seeds[0],
-            "dtype": self.options.dtype, "score_every": self.options.score_every, "solver": solver.to_dict(),
-            "algorithm": {"name": first.name, **own}, **given.tables(seeds[0]),
-        }  # fmt: skip
-        allow = [name for name in (first.name, solver.name) if ":" in name]
-        kept = {key: value for key, value in raw.items() if value is not None}
-        return RunSpec.from_dict(kept, "study", allow=allow, saved=True)
+        plan = Plan.of(
+            plugins.build("algorithms", first.name, own, [first.name]), self.model, rounds=self.rounds,
+            solver=self.solver or Adam(), seed=seeds[0], conditions=options.conditions, options=options,
+        )  # fmt: skip
+        return spec_of(plan, data, "study", of_study=True)
 
     def _named(self) -> RunSpec:
         base = self.data if isinstance(self.data, RunSpec) else specs.read(str(self.data))
@@ -198,10 +187,10 @@ class _Study:
             base = replace(base, rounds=self.rounds.rounds, work=self.rounds.work, bytes=self.rounds.bytes)
         elif self.rounds is not None:
             base = replace(base, rounds=self.rounds)
-        return base if self.solver is None else replace(base, solver=named_part("solvers", self.solver))
+        return base if self.solver is None else replace(base, solver=named_part("solver", self.solver))
 
     @contextmanager
-    def pool(self, title: str) -> Iterator[tuple[ProcessPool, object]]:
+    def pool(self, title: str, given: Given) -> Iterator[tuple[ProcessPool, object]]:
         """Yield what carries out the runs, and what holds them where no folder is given."""
         options = self.options
         scratch = _Scratch() if options.folder is None else None
@@ -211,20 +200,23 @@ class _Study:
             def show(now: Progress) -> None:
                 bar.show(title, now.finished, now.total, f"{now.rounds} rounds", now.left or 0.0)
 
-            yield ProcessPool(folder, self._jobs(), self._run_options(), show if options.progress else id), scratch
+            how, shown = self._run_options(given), show if options.progress else id
+            yield ProcessPool(folder, self._jobs(given), how, shown), scratch
 
-    def _run_options(self) -> RunOptions:
+    def _run_options(self, given: Given) -> RunOptions:
         o = self.options
+        by_spec = given.data is not None  # where early stopping is part of the run
+        callbacks = [one for one in o.callbacks if not (by_spec and isinstance(one, EarlyStopping))]
         return RunOptions(
             device=o.device, chunk=o.chunk, workers=o.workers, memory=o.memory, engine=o.engine, address=o.address,
-            callbacks=o.callbacks, given=self.given,
+            backend=o.backend, callbacks=callbacks, given=given,
         )  # fmt: skip
 
-    def _jobs(self) -> int | None:
+    def _jobs(self, given: Given) -> int | None:
         """Return the number of processes; None where everything has to stay in this one."""
         if self.options.jobs == 1:
             return None
-        problem = _stays(self.given)
+        problem = _stays(given)
         if problem:
             LOG.warning("runs one after the other in this process, as %s cannot be sent to another one", problem)
             return None
@@ -239,12 +231,10 @@ class _Scratch:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _stays(given: Given | None) -> str:
+def _stays(given: Given) -> str:
     """Return what cannot be sent to other processes; empty where all can."""
-    if given is None:
-        return ""
     main = sys.modules.get("__main__")
-    for name, part in (("data", given.data), ("model", given.model), ("conditions", given.conditions)):
+    for name, part in {"data": given.data, **given.parts, "dropout": given.dropout, "metrics": given.metrics}.items():
         own = getattr(part, "__module__", None) == "__main__" or type(part).__module__ == "__main__"
         if own and not hasattr(main, "__file__"):  # typed into a notebook, which other processes do not see
             return name
@@ -252,7 +242,7 @@ def _stays(given: Given | None) -> str:
             ForkingPickler.dumps(part)
         except Exception:  # whatever a user's object raises
             return name
-    return "" if given.metrics is None or not isinstance(given.metrics, Mapping) else "metrics"
+    return ""
 
 
 def _listed(seeds: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from fedsoft.reports.run_loader import Group as Seeds
 from fedsoft.reports.withheld import withheld_centers, without_centers
 from fedsoft.runs.config_diff import apart, in_short
 from fedsoft.runs.folder import RunFolder
+from fedsoft.runs.spec import RunSpec, code_in
 from fedsoft.safety.privacy import statements
 from fedsoft.training.notices import Kind, Notice, drift, exclusions, members, of_scores, silence, unheard, warnings
 from fedsoft.training.records import RoundRecord, Totals
@@ -130,10 +132,21 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     if state_of(folder) == BUDGET:
         parts.append(Text(f"Ended by its budget, after {len(records)} of at most {spec.rounds} rounds"))
     parts += [Text(text) for text in (*_ended(folder, records), *_parent(folder))]
-    parts += [_cost(records), *_kept(folder), Text(f"Saved: {folder.path}")]
+    parts += [_cost(records), *_kept(folder), *_global_model(folder, spec), Text(f"Saved: {folder.path}")]
     if (folder.path / "figure.png").exists():
         parts.append(Text(f"Figure: {folder.path / 'figure.png'}"))
     return Group(*parts)
+
+
+def _global_model(folder: RunFolder, spec: RunSpec) -> list[Text]:
+    """Say how to see what one model for all would reach: it has to be trained. Nothing where no command could."""
+    if spec.algorithm.name == "fedavg" or spec.dataset.name == "nodes" or spec.parent is not None:
+        return []
+    if code_in(spec.to_dict()):  # of the user's own, and not beside the file in the run's folder; or made in Python
+        return []
+    own = [spec.algorithm.name, *(name for name in ("fedavg", "local") if name != spec.algorithm.name)]
+    file = shlex.quote(str(folder.path / "spec.toml"))
+    return [Text(f"One global model: fedsoft compare {file} -a {','.join(own)} --seeds {spec.seed}", overflow="fold")]
 
 
 def _title(table: page.Table, metric: str, starred: bool) -> str:
@@ -143,7 +156,7 @@ def _title(table: page.Table, metric: str, starred: bool) -> str:
 
 def _kept(folder: RunFolder) -> list[Text]:
     """Name the rounds whose states are kept, the first and last few of many."""
-    rounds = [*map(str, folder.kept)]
+    rounds = [*map(str, folder.states.kept)]
     shown = rounds if len(rounds) <= 12 else [*rounds[:3], "...", *rounds[-3:]]
     return [Text(f"Kept: the state of rounds {', '.join(shown)} (fedsoft.load(path, round=N))")] if rounds else []
 

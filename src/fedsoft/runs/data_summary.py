@@ -63,7 +63,8 @@ class DataSummary:
         """How inputs are scaled."""
         if self.mean is None or self.std is None:
             return None
-        return Scale(*(torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)))
+        mean, std = (torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std))
+        return Scale(mean, std, self.shape.fields)
 
     def federation(self) -> Federation:
         """Return the federation that this describes; its pools hold no points."""

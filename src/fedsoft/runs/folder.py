@@ -31,33 +31,23 @@ from pathlib import Path
 
 from fedsoft.errors import InputError, StoreError
 from fedsoft.evaluation.scores import Scores
-from fedsoft.runs.checkpoints import BEFORE, STATE, Checkpoint, SavedState, kept_name, kept_rounds, write_state
+from fedsoft.runs.checkpoints import BEFORE, STATE, Checkpoint, kept_name, write_state
 from fedsoft.runs.data_summary import DataSummary
 from fedsoft.runs.info import FORMAT, RunInfo
 from fedsoft.runs.lock import NEW, locked
 from fedsoft.runs.round_log import RoundLog
 from fedsoft.runs.sealed import read_object, read_typed, sealed_text
 from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.states import NO_RUN, Found, States
 from fedsoft.storage import files
 from fedsoft.storage.atomic import replacing, said, sync
 from fedsoft.storage.toml import toml
 from fedsoft.training.outcome import Outcome
 from fedsoft.training.records import RoundRecord
 
-NO_RUN = "it is not the folder of a fedsoft run"
 DIVERGED = "diverged.json"
 OUTCOME = "outcome.json"
 DAMAGED = "damaged-"  # begins the name of a state that was set aside
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a run can be resumed from: the last good state, None before the first, and what there is to say about it."""
-
-    point: Checkpoint | None
-    is_last: bool = False  # it is the one that was saved last, at its place
-    damaged: tuple[Path, ...] = ()
-    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,10 @@ class RunFolder:
 
     path: Path
 
+    @property
+    def states(self) -> States:
+        return States(self.path)
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -111,11 +105,11 @@ class RunFolder:
 
     @property
     def info(self) -> RunInfo:
-        return read_typed(self.path / "run.json", RunInfo.from_dict, NO_RUN)
+        return self.states.info
 
     @property
     def log(self) -> RoundLog:
-        return RoundLog(self.path / "rounds.jsonl")
+        return self.states.log
 
     def spec(self, allow: Collection[str] = ()) -> RunSpec:
         """What was run, checked against the hash that was written with it.
@@ -140,7 +134,8 @@ class RunFolder:
 
     def records(self) -> list[RoundRecord]:
         """Return the log, one record per round, without a torn last line and without what was never synced."""
-        saved = max((state.rounds for state in self._states()[0]), default=0)  # first: the log is ahead of the states
+        states, _ = self.states.readable()  # first: the log is ahead of them
+        saved = max((state.rounds for state in states), default=0)
         records, flaw = self.log.read()
         if flaw and len(records) < max(saved, 1):
             raise StoreError(flaw)
@@ -173,29 +168,7 @@ class RunFolder:
 
     def checkpoint(self, rounds: int | None = None) -> Checkpoint | None:
         """Return the last saved state, or the one kept after `rounds` rounds, checked; None before the first."""
-        if rounds is not None:
-            states, _ = self._states()
-            for state in states:
-                if state.rounds == rounds:
-                    return state.checked()
-            there = sorted({state.rounds for state in states})
-            allowed = f"should be one of {', '.join(map(str, there))}" if there else "no state is saved"
-            raise InputError(f"round = {rounds} of run '{self.name}' is not there: {allowed}")
-        for name in (STATE, BEFORE):  # a process that is killed between two renames leaves the second alone
-            if (self.path / name).exists():
-                return self._good(self.path / name)
-        return None
-
-    def _good(self, path: Path) -> Checkpoint:
-        """A state for those who read it only: one that is damaged is not quietly replaced by an older one."""
-        try:
-            return SavedState.open(path, self.info.hash).checked()
-        except StoreError as error:
-            older = [state.rounds for state in self._states()[0] if state.path != path]
-            advice = (
-                f"'fedsoft resume {self.path}' goes on from an older state" if older else "run it again with --again"
-            )
-            raise StoreError(f"{error}: the run cannot be resumed from it ({advice})") from None
+        return self.states.last() if rounds is None else self.states.at(rounds)
 
     @property
     def intact(self) -> bool:
@@ -206,51 +179,6 @@ class RunFolder:
             return point is not None and len(self.log.until(point.rounds)) == len(self.records())
         except StoreError:
             return False
-
-    def saved_rounds(self) -> int:
-        """After how many rounds the last state was saved that has its log, as headers say; 0 where there is none."""
-        lines = len(self.log.read()[0])
-        return max((state.rounds for state in self._states()[0] if state.rounds <= lines), default=0)
-
-    @property
-    def kept(self) -> list[int]:
-        return kept_rounds(self.path)
-
-    def last_good(self) -> Found:
-        """The newest state that is whole and has its log; raises when there are some, but none is good."""
-        records, flaw = self.log.read()
-        states, problems = self._states()
-        for state in sorted(states, key=lambda state: -state.rounds):
-            if state.rounds > len(records):
-                problems.setdefault(self.log.path, flaw or self.log.too_short(len(records), state.rounds))
-                continue
-            try:
-                point = state.checked()
-            except StoreError as error:
-                problems[state.path] = str(error)
-                continue
-            is_last = state.path.name == STATE
-            if not problems:
-                return Found(point, is_last)
-            said = f"{next(iter(problems.values()))}: going on from round {state.rounds}, the last good one"
-            return Found(point, is_last, tuple(problems), said)
-        if problems:
-            first = next(iter(problems.values()))
-            raise StoreError(f"{first}, and no good state of an earlier round is kept: run it again with --again")
-        if len(records) > 1:  # the first round is always saved
-            raise StoreError(f"'{self.path / STATE}' is missing: the run cannot be resumed without it")
-        return Found(None)
-
-    def _states(self) -> tuple[list[SavedState], dict[Path, str]]:
-        """All states whose headers can be read, and what is wrong with the others."""
-        states, problems = [], {}
-        for name in (STATE, BEFORE, *(kept_name(rounds) for rounds in reversed(self.kept))):
-            if (path := self.path / name).exists():
-                try:
-                    states.append(SavedState.open(path, self.info.hash))
-                except StoreError as error:
-                    problems[path] = str(error)
-        return states, problems
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from fedsoft.errors import InputError, StoreError
 from fedsoft.runs.execute import check_data, check_there
 from fedsoft.runs.find import find_run
 from fedsoft.runs.folder import Checkpoint, RunFolder
+from fedsoft.runs.given import Given
 from fedsoft.runs.run import Run
 from fedsoft.runs.run_options import RunOptions, build, build_engine, plan_of
 from fedsoft.runs.saving import restored
@@ -46,20 +47,20 @@ def load(
     if unknown := [key for key in given if key not in plugins.PARTS]:
         raise InputError(f"parts: '{unknown[0]}' is not allowed: should be one of {', '.join(plugins.PARTS)}")
     changed = replace(spec, algorithm=replace(spec.algorithm, settings=spec.algorithm.settings | settings))
-    options = RunOptions(device=device)
+    options = RunOptions(device=device, given=Given(parts=given))
     for name in changed_code(folder, spec):
         options.say(
             f"the code of '{name}' is not that which run '{folder.name}' was trained with: its models may compute "
             "something else now"
         )
-    federation, engine = _served(folder, changed, options, data, given)
+    federation, engine = _served(folder, changed, options, data)
     outcome, records = folder.outcome(), folder.records()
     point = _point(folder, round, None if outcome is None else outcome.rounds)
     if point is None and len(records) > 1:
         raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be resumed without it")
     state, done = restored(point, engine)
     engine.at_hand = not (folder.path / "federation.json").exists()
-    run = Run(federation, engine, state, folder.log.until(done), plan=plan_of(changed, options, given), spec=spec)
+    run = Run(federation, engine, state, folder.log.until(done), plan=plan_of(changed, options), spec=spec)
     if outcome is not None and outcome.rounds == done:
         run.ended_by = outcome.ended_by
         if round is None and len(records) > done:  # the best round, not the last
@@ -72,21 +73,21 @@ def load(
 
 def _point(folder: RunFolder, round: int | None, measured: int | None) -> Checkpoint | None:
     """Return the state of a round; default: of that in which the run was measured at its end, else the last one."""
-    if round is None and measured is not None and measured in folder.kept:
+    if round is None and measured is not None and measured in folder.states.kept:
         return folder.checkpoint(measured)
     return folder.checkpoint(round)
 
 
 def _served(
-    folder: RunFolder, spec: RunSpec, options: RunOptions, data: str | Path | bool, given: Mapping[str, Any]
-) -> tuple[Federation, Engine]:
+    folder: RunFolder, spec: RunSpec, options: RunOptions, data: str | Path | bool
+) -> tuple[Federation, Engine]:  # fmt: skip
     """Return the federation and the engine of a saved run: without points, unless they are asked for."""
     if data is False:
         federation = folder.data.federation()
-        return federation, build_engine(spec, options, federation, given)
+        return federation, build_engine(spec, options, federation)
     moved = None if data is True else Path(data)
     check_there(folder, spec, moved)
     scale = folder.data.scale if spec.parent is not None else None
-    federation, engine = build(spec, replace(options, data=moved), given, scale)
+    federation, engine = build(spec, replace(options, data=moved), scale)
     check_data(folder, federation)
     return federation, engine

@@ -96,13 +96,14 @@ class Origin:
 
     def _start(self, engine: Engine, say: Callable[[str], object]) -> tuple[Checkpoint | None, list[RoundRecord]]:
         """Return the newest state that a longer run has, too, and the records up to it."""
-        folder, found = self.folder, self.folder.last_good()
+        folder, found = self.folder, self.folder.states.last_good()
         point = found.point
         if point is None:
             raise StoreError(f"run '{folder.name}' has played no round: go on with 'fedsoft resume {folder.path}'")
         records = folder.log.until(point.rounds)
         if records and records[-1].last and engine.algorithm.closing_tasks and not self.joins:
-            name, kept = type(engine.algorithm).__name__, [rounds for rounds in folder.kept if rounds < point.rounds]
+            name = type(engine.algorithm).__name__
+            kept = [rounds for rounds in folder.states.kept if rounds < point.rounds]
             point = folder.checkpoint(kept[-1]) if kept else None
             where = f"round {kept[-1]}, the last state that is kept before it" if kept else "the first round"
             say(f"{name} closes a run with a last round of its own: going on from {where}")

@@ -18,9 +18,9 @@ from fedsoft.errors import InputError, StoreError
 from fedsoft.runs.checkpoints import Checkpoint
 from fedsoft.runs.data_summary import DataSummary
 from fedsoft.runs.folder import Begun, RunFolder
+from fedsoft.runs.given import spec_of
 from fedsoft.runs.info import RunInfo
 from fedsoft.runs.spec import RunSpec
-from fedsoft.runs.spec.python import spec_of
 from fedsoft.runs.user_code import digests
 from fedsoft.safety.conditions import Conditions
 from fedsoft.training import FitOptions, Limit, Plan
@@ -81,7 +81,10 @@ class Run(training.Run):
             return replace(self.spec, label=label)
         if self.plan is None:
             raise InputError("this run was not made by fit or load: it is not known what it is made of")
-        return spec_of(self.plan, self.federation, label)
+        spec, given = spec_of(self.plan, self.federation, label)
+        if given.dropout is not None:
+            raise InputError("conditions.dropout is a schedule of your own: such a run cannot be saved")
+        return spec
 
 
 def fit(

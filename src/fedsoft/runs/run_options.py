@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedsoft.core.scaling import Scale
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError, SettingError
 from fedsoft.machine.threads import one_thread
-from fedsoft.runs.given import DATA, MODEL, Given
+from fedsoft.runs.given import Given
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.conditions import Conditions
 from fedsoft.settings import renamed
@@ -33,7 +33,7 @@ class RunOptions(Execution):
         say: called with what went wrong and was put right.
         should_stop: asked after every round, besides Ctrl-C and SIGTERM.
         signals: whether Ctrl-C and SIGTERM are ours to handle.
-        given: data and model of a run that was made in Python.
+        given: what the spec has no name for.
     """
 
     data: Path | None = None
@@ -41,7 +41,7 @@ class RunOptions(Execution):
     say: Callable[[str], object] = logging.getLogger("fedsoft").warning
     should_stop: Callable[[], bool] = bool
     signals: bool = True
-    given: Given | None = None
+    given: Given = field(default_factory=Given)
 
 
 def federation_of(spec: RunSpec, given: Given | None = None, scale: Scale | None = None) -> Federation:
@@ -49,7 +49,7 @@ def federation_of(spec: RunSpec, given: Given | None = None, scale: Scale | None
 
     `scale` is that of its inputs, in place of one of its own.
     """
-    if given is not None:
+    if given is not None and given.data is not None:
         return given.federation(spec.seed if spec.data_seed is None else spec.data_seed)
     extra: dict[str, Any] = {}
     dataset = _dataset(spec)
@@ -66,21 +66,15 @@ def federation_of(spec: RunSpec, given: Given | None = None, scale: Scale | None
     return federation if spec.source is None else federation.only(spec.source)
 
 
-Objects = Mapping[str, Any]
-"""Parts of a run that were passed as objects in Python, by their keys."""
-
-
-def build(
-    spec: RunSpec, options: RunOptions, objects: Objects | None = None, scale: Scale | None = None
-) -> tuple[Federation, Engine]:
+def build(spec: RunSpec, options: RunOptions, scale: Scale | None = None) -> tuple[Federation, Engine]:
     """Return the federation and the engine that a spec describes."""
     federation = federation_of(spec if options.data is None else moved(spec, options.data), options.given, scale)
     if isinstance(options.engine, str) and not len(federation.train.x):
         raise InputError("these clients have their points at nodes of their own: use --engine flower")
-    return federation, build_engine(spec, options, federation, objects)
+    return federation, build_engine(spec, options, federation)
 
 
-def check(specs: Mapping[str, RunSpec], given: Given | None = None) -> None:
+def check(specs: Mapping[str, RunSpec], given: Given) -> None:
     """Raise what one of these runs, by name, would raise before its first round. Runs on the same data share it."""
     made: dict[str, Federation] = {}
     for name, spec in specs.items():
@@ -102,19 +96,19 @@ def check_start(spec: RunSpec, engine: Engine) -> None:
 def owners(spec: RunSpec) -> dict[str, str]:
     """Return the parts of a run by their names in Python, for `renamed`."""
     parts = {key: part for key in plugins.PARTS if (part := getattr(spec, key)) is not None}
-    named = {key: part.name for key, part in parts.items() if part.name not in (DATA, MODEL, plugins.PASSED)}
+    named = {key: part.name for key, part in parts.items() if part.name != plugins.OBJECT}
     return {plugins.find(plugins.PARTS[key], name, spec.allow).__name__: key for key, name in named.items()}
 
 
-def _built(spec: RunSpec, key: str, objects: Objects | None = None) -> Any:
-    """Build a part of a run, if it has it and if it was not passed as an object."""
-    if objects is not None and key in objects:
-        return objects[key]
+def _built(spec: RunSpec, key: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Build a part of a run, if it has it and if it was not given."""
+    if given is not None and key in given:
+        return given[key]
     part = getattr(spec, key)
     return None if part is None else plugins.build(plugins.PARTS[key], part.name, part.settings, spec.allow)
 
 
-def build_engine(spec: RunSpec, options: RunOptions, federation: Federation, objects: Objects | None = None) -> Engine:
+def build_engine(spec: RunSpec, options: RunOptions, federation: Federation) -> Engine:
     """Return the engine that a spec describes, for these clients."""
     if federation.scale is not None and spec.privacy is not None and spec.privacy.hides:
         raise SettingError(
@@ -123,31 +117,27 @@ def build_engine(spec: RunSpec, options: RunOptions, federation: Federation, obj
             "at them", "with [privacy]",
         )  # fmt: skip
     with renamed(owners(spec)):
-        plan = plan_of(spec, options, objects)
+        plan = plan_of(spec, options)
         return prepare(plan.recipe, federation, plan.conditions, options)
 
 
-def plan_of(spec: RunSpec, options: RunOptions, objects: Objects | None = None) -> Plan:
-    """Return what a spec says as `fit` takes it."""
+def plan_of(spec: RunSpec, options: RunOptions) -> Plan:
+    """Return what a spec says, and what was given, as `fit` takes it."""
     given = options.given
-    if given is not None:
-        objects = {**(objects or {}), "model": given.model}
-    found = {key: _built(spec, key, objects) for key in ("algorithm", "model", "solver", "attack", "aggregator")}
+    found = {key: _built(spec, key, given.parts) for key in ("algorithm", "model", "solver", "attack", "aggregator")}
+    metrics = spec.metrics if given.metrics is None else given.metrics
     recipe = Recipe(
-        found["algorithm"], found["model"], found["solver"], spec.seed, spec.dtype, metrics=spec.metrics,
-        class_weights=spec.class_weights,
+        found["algorithm"], found["model"], found["solver"], spec.seed, spec.dtype, options.backend, metrics,
+        spec.class_weights,
     )  # fmt: skip
     conditions = Conditions(
-        dropout=spec.dropout, attack=found["attack"], aggregator=found["aggregator"], guard=spec.guard,
-        diverged=spec.diverged, privacy=spec.privacy,
+        dropout=given.dropout or spec.dropout, attack=found["attack"], aggregator=found["aggregator"],
+        guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy,
     )  # fmt: skip
-    if given is not None:
-        recipe = replace(recipe, backend=given.backend, metrics=given.metrics)
-        conditions = given.conditions or Conditions()
     how = FitOptions(
         device=options.device, chunk=options.chunk, workers=options.workers, memory=options.memory,
-        engine=options.engine, address=options.address, dtype=spec.dtype, backend=recipe.backend,
-        metrics=recipe.metrics, class_weights=spec.class_weights, score_every=spec.score_every,
+        engine=options.engine, address=options.address, backend=options.backend, dtype=spec.dtype, metrics=metrics,
+        class_weights=spec.class_weights, score_every=spec.score_every,
     )  # fmt: skip
     return Plan(recipe, conditions, how, Limit(spec.rounds, spec.work, spec.bytes))
 
@@ -163,7 +153,7 @@ def moved(spec: RunSpec, data: Path) -> RunSpec:
 
 def reads_files(spec: RunSpec) -> bool:
     """Whether the data is read from files, which may change and keep their names."""
-    return spec.dataset.name != DATA and bool(set(PATHS) & plugins.parameters(_dataset(spec)).keys())
+    return spec.dataset.name != plugins.OBJECT and bool(set(PATHS) & plugins.parameters(_dataset(spec)).keys())
 
 
 def _dataset(spec: RunSpec) -> Callable[..., Any]:

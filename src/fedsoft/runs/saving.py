@@ -67,7 +67,7 @@ class Saving:
         folder: RunFolder, federation: Federation, engine: Engine, options: RunOptions, rule: EarlyStopping | None
     ) -> Saving:
         """Go on from the last good state."""
-        found = folder.last_good()
+        found = folder.states.last_good()
         if found.said:
             options.say(found.said)
             folder.put_aside(found)

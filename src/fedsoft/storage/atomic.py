@@ -20,9 +20,10 @@ def write_folder(path: Path, files: dict[str, bytes]) -> None:
     """Write files into a folder, each replaced as a whole."""
     with said(path):
         path.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        with replacing(path, name) as file:
-            file.write(content)
+        for name, content in files.items():
+            with _replacing(path, name) as file:
+                file.write(content)
+        sync(path)
 
 
 def write_json(path: Path, value: object, indent: int | None = None) -> None:
@@ -33,24 +34,31 @@ def write_json(path: Path, value: object, indent: int | None = None) -> None:
 @contextlib.contextmanager
 def replacing(folder: Path, name: str, aside: str | None = None) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `name` when it is done; the old one is renamed to `aside` if given."""
+    with said(folder):
+        with _replacing(folder, name, aside) as file:
+            yield file
+        sync(folder)
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path, name: str, aside: str | None = None) -> Iterator[IO[bytes]]:
+    """Do the same, but for the folder, which is not waited for."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:  # may hold names of clients
         raise StoreError(f"cannot write '{name}' to '{folder}': should be the name of a file in it")
-    with said(folder):
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            if aside is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / name).replace(folder / aside)
-            Path(temporary).replace(folder / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        sync(folder)
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        if aside is not None:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).replace(folder / aside)
+        Path(temporary).replace(folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

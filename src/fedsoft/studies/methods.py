@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsoft import plugins
 from fedsoft.core.contract import Algorithm
 from fedsoft.errors import InputError
-from fedsoft.runs.given import changed, named_part
-from fedsoft.runs.spec import RunSpec, carried
+from fedsoft.runs.given import named_part
+from fedsoft.runs.spec import Part, RunSpec, carried
 from fedsoft.storage.files import read_text, reason
 from fedsoft.storage.toml import toml
 
@@ -58,9 +59,17 @@ def read_methods(algorithms: Algorithms) -> Methods:
 
 
 def _of(algorithm: Algorithm) -> Method:
-    part = named_part("algorithms", algorithm)
-    own = changed(part, "algorithms")
+    part = named_part("algorithm", algorithm)
+    own = _changed(part)
     return Method(part.name, part.settings, label_of(part.name.rpartition(":")[2], own), frozenset(own))
+
+
+def _changed(part: Part) -> dict[str, Any]:
+    """Return the settings of an algorithm that are not the defaults."""
+    known = plugins.parameters(plugins.find("algorithms", part.name, [part.name]))
+    needed = {key: part.settings[key] for key, one in known.items() if one.default is one.empty}
+    plain = plugins.resolve("algorithms", part.name, needed, [part.name])
+    return {key: value for key, value in part.settings.items() if key in needed or plain.get(key) != value}
 
 
 def _parsed(text: Any) -> list[Method]:

@@ -161,7 +161,7 @@ def held_out_score(folder: RunFolder) -> tuple[float, str, bool] | None:
 
 def check_held_out(base: RunSpec, given: Given | None = None) -> None:
     """Raise where no points are held out."""
-    if given is not None:
+    if given is not None and given.data is not None:
         if not int(given.federation(base.seed).held_out.sizes.sum()):
             raise InputError("no points are held out to tune on: make the federation with held_out=0.25")
         return

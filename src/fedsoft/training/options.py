@@ -25,6 +25,8 @@ class Execution:
             What does not fit is kept on disk. Results do not depend on it.
         engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or a `Factory`.
         address: of the cluster, for engines that have one.
+        backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
+            `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         callbacks: what looks at the run while it is trained, see `fedsoft.callbacks`; a function is called with the
             record of every round.
     """
@@ -35,6 +37,7 @@ class Execution:
     memory: int | str | None = None
     engine: str | Factory = "local"
     address: str | None = None
+    backend: str = "auto"
     callbacks: Sequence[Callback | Listener] = ()
 
     @property
@@ -49,8 +52,6 @@ class FitOptions(Execution):
 
     Arguments:
         dtype: `float32` or `float64`.
-        backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
-            `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
         metrics: what to score by, beside the loss's own metric: names, or functions (y, prediction) -> number by name;
             see docs/training.md.
         class_weights: of points in the local loss, by their class: `balanced` over all clients, `local` by each
@@ -60,7 +61,6 @@ class FitOptions(Execution):
     """
 
     dtype: Literal["float32", "float64"] = "float32"
-    backend: str = "auto"
     metrics: MetricChoice | None = None
     class_weights: ClassWeights | Sequence[float] | None = None
     score_every: int = 1

@@ -88,7 +88,7 @@ def prepare(
         raise InputError(f"dtype = '{recipe.dtype}' is not allowed: should be 'float32' or 'float64'")
     check_device(options.device)
     model = as_model(recipe.model, federation).by(_backend(recipe.backend, options.device))
-    weights = fixed_weights(recipe.class_weights, federation.shape, federation.train)
+    weights = fixed_weights(recipe.class_weights, federation.shape, federation.train, model.loss)
     training = Training(recipe.algorithm, model, recipe.solver or Adam(), recipe.seed, DTYPES[recipe.dtype], weights)
     metrics = read_metrics(recipe.metrics, federation.shape)
     _check_predictions(model, federation, metrics)

@@ -247,7 +247,7 @@ class Node:
         if privacy is not None:
             privacy.check(algorithm, model, len(federation))
         solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
-        weights = fixed_weights(spec.class_weights, federation.shape, federation.train)
+        weights = fixed_weights(spec.class_weights, federation.shape, federation.train, model.loss)
         # The data too: noise that stays while a point changes would reveal the change.
         known = f"{request.experiment} {digest_of(request.spec)} {federation.fingerprint}"
         chunk, file = min(request.chunk or most, most), self.config.file

@@ -19,6 +19,7 @@ from fedsoft.flower.submission import Outcome, Submission, SubmittedRun
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec
+from fedsoft.training.callbacks import TensorBoard
 
 app = ServerApp()
 
@@ -44,9 +45,11 @@ def carry_out(submission: Submission, grid: Grid) -> bool:
     """Run it over a grid; True when it is finished, False when it was stopped."""
     spec = RunSpec.from_dict(submission.spec, submission.label, allow=submission.allow)
     engine = partial(FlowerEngine, transport=GridTransport(grid), submission=submission, notify=_log)
+    logs = [] if submission.tensorboard is None else [TensorBoard(submission.tensorboard)]
     options = RunOptions(
-        chunk=submission.chunk, memory=submission.memory, keep=submission.keep, engine=engine, signals=False
-    )
+        chunk=submission.chunk, memory=submission.memory, keep=submission.keep, engine=engine, signals=False,
+        callbacks=logs,
+    )  # fmt: skip
     return execute(spec, submission.folder, options)[1]
 
 

@@ -66,7 +66,7 @@ class Part:
 
 def is_foreign(name: str, allow: Collection[str]) -> bool:
     """Whether this names code that may not be imported."""
-    return plugins.is_code(name) and (name == plugins.PASSED or not plugins.allows(allow, name))
+    return plugins.is_code(name) and (name == plugins.OBJECT or not plugins.allows(allow, name))
 
 
 @settings
@@ -233,7 +233,7 @@ class RunSpec:
     @property
     def data_title(self) -> str:
         """The data, and what is done to it, in a few words."""
-        text = self.dataset.name
+        text = "data made in Python" if self.dataset.name == plugins.OBJECT else self.dataset.name
         if self.partition is not None:
             values = [f"{v:g}" if isinstance(v, float) else str(v) for v in self.partition.settings.values()]
             short = f"{self.partition.name}({', '.join(values)})" if values else self.partition.name
