@@ -133,7 +133,7 @@ def test_what_only_points_can_tell_is_one_sentence(place: Path) -> None:
     (folder / "outcome.json").unlink()
     alone = fs.load(folder)
     for ask in (alone.scores, alone.outcome, alone.new_clients):
-        with pytest.raises(InputError, match="needs the points of the run's clients: load it with their data"):
+        with pytest.raises(InputError, match="needs the points of the run's clients: load it with them"):
             ask()
     fs.export(alone, place / "card")  # which says that it knows no scores
     assert "The run was not finished" in (place / "card" / "model-card.md").read_text("utf-8")

@@ -70,8 +70,10 @@ def test_rounds_must_be_more() -> None:
 def test_a_loaded_run_goes_on_with_its_data(tmp_path: Path) -> None:
     fed = federation()
     loaded = fs.load(fitted("fedsoft", 3).save(tmp_path / "kept"))
-    with pytest.raises(fs.InputError, match="needs the points of the run's clients"):
+    with pytest.raises(fs.InputError, match=r"needs the points of the run's clients: .*extend\(rounds, federation"):
         loaded.extend(6)
+    with pytest.raises(fs.InputError, match=r"data = True is not allowed for run 'kept': its data was made in Python"):
+        fs.load(tmp_path / "kept", data=True)
     assert same_models(loaded.extend(6, federation=fed), fitted("fedsoft", 6))
 
 

@@ -22,6 +22,8 @@ from fedsoft.runs.saving import restored
 from fedsoft.runs.spec import RunSpec
 from fedsoft.runs.user_code import changed as changed_code
 
+GIVE_AGAIN = "its data was made in Python and has no name: load it without, then extend(rounds, federation=...)"
+
 
 def load(
     path: str | Path, *, device: str = "cpu", round: int | None = None, data: str | Path | bool = False,
@@ -67,7 +69,8 @@ def load(
             run.at, run.history = done, records
     if data is False:
         run.saved = outcome if outcome is not None and outcome.rounds == done and not settings else None
-        run.lacking = f"this needs the points of the run's clients: load it with their data, load('{path}', data=True)"
+        again = GIVE_AGAIN if spec.dataset.name == plugins.OBJECT else f"load it with them, load('{path}', data=True)"
+        run.lacking = f"this needs the points of the run's clients: {again}"
     return run
 
 
@@ -85,6 +88,8 @@ def _served(
     if data is False:
         federation = folder.data.federation()
         return federation, build_engine(spec, options, federation)
+    if spec.dataset.name == plugins.OBJECT:
+        raise InputError(f"data = {data!r} is not allowed for run '{folder.name}': {GIVE_AGAIN}")
     moved = None if data is True else Path(data)
     check_there(folder, spec, moved)
     scale = folder.data.scale if spec.parent is not None else None
