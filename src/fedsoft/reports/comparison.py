@@ -35,12 +35,14 @@ class ComparisonReport(StudyResult):
         comparison: which runs they are.
         groups: the runs of each method; measured: their values, as lists over seeds.
         scratch: holds the runs where no folder was given.
+        brief: tables have scores alone, without what these cost.
     """
 
     comparison: Comparison
     groups: list[Group]
     measured: list[Measured]
     scratch: object = None
+    brief: bool = False
 
     @staticmethod
     def of(comparison: Comparison, scratch: object = None) -> ComparisonReport:
@@ -154,7 +156,7 @@ class ComparisonReport(StudyResult):
         names += [row[0].text for row in quality.rows[len(names) :]]
         made: list[Table] = []
         part: dict[str, list[Cell]] = {}
-        for table in (quality, cost_table(self.groups, "algorithm")):
+        for table in (quality,) if self.brief else (quality, cost_table(self.groups, "algorithm")):
             for i, column in enumerate(table.columns[1:], 1):
                 wider = part | {column.title.replace(" ", "\n", 1): [row[i] for row in table.rows]}
                 if part and Console(width=1000).measure(self._table(title, names, wider)).maximum > width:

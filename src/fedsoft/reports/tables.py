@@ -132,7 +132,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         parts.append(Text(f"Data: {run.info.about}"))
     parts.append(Text())
     one = Seeds("", (run,))
-    told = (*profile_tables(one, most=3), *variance_tables(one))
+    told = (*(() if scores.sources else profile_tables(one, most=3)), *variance_tables(one))
     for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False), *told):
         if isinstance(table, page.Table):
             parts += [shown(table, _title(table, scores.metric, starred), starred), Text()]
