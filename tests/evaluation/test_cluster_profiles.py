@@ -84,6 +84,16 @@ def test_a_network_is_told_by_its_predictions_alone() -> None:
     assert found.profiles[0].told_by().endswith(" %")
 
 
+def test_nothing_is_told_of_a_center_that_is_not_published() -> None:
+    hidden = fs.Conditions(privacy=fs.Privacy(floor=99))
+    run = fs.fit(fs.FedSoft(S=2), regression(), fs.models.linear(), rounds=1, conditions=hidden)
+    found = run.scores().clusters
+    assert found is not None
+    assert len(run.withheld) == 2
+    assert all(one.apart is None and not (one.effects or one.members) for one in found.profiles)
+    assert found.pairs == [[None, None], [None, None]]
+
+
 def test_nothing_is_told_of_a_single_center() -> None:
     fed = regression()
     assert cluster_profiles(fs.models.linear()(fed.shape), torch.zeros(1, 3), torch.ones(4, 1), fed) is None

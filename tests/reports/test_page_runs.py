@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedsoft.cli import main
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.reports.clients import clients_of
+from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.reports.page import Figure, Page, Table, Text, Verdict
 from fedsoft.reports.run_loader import read
+from fedsoft.reports.tables import run_view
 from fedsoft.reports.web_page import page_of, report
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute, place
@@ -110,6 +115,14 @@ def test_clusters_are_told_with_their_inputs_and_where_differences_lie(tmp_path:
     assert sum(float(cell.value or 0) for cell in variance.rows[-1][2:]) == pytest.approx(1)
     texts = [b.text for section in found.sections for b in section.blocks if isinstance(b, Text)]
     assert any(text.startswith("Log evidence ") for text in texts)
+    terminal = Console(width=150, record=True, file=io.StringIO())
+    terminal.print(run_view(RunFolder(made)))
+    told = terminal.export_text()
+    assert "between sources" in told
+    assert f"Log evidence {saved['prior']['evidence']['log'] / saved['prior']['evidence']['points']:.4f}" in told
+    one = read([str(made)], tmp_path)[0]
+    assert evidence_of([one]) == []
+    assert evidence_of([one, replace(one, label="other")])[0].endswith("highest for fedprior")
 
 
 def test_convergence_is_the_log_in_the_form_of_the_papers_figure(runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from fedsoft.core.model import Model
 from fedsoft.evaluation.variance_table import parameter_names
 
 MOST_POINTS = 2048  # at which centers are compared, evenly from those of all clients
+MOST_CENTERS = 64  # that are compared
 MEMBERS = 3  # clients that are named as typical
 MOST_CLASSES = 100  # of which single ones are told
 CONSTANT = 1e-4  # as a share of its size: what varies less is rounding
@@ -80,14 +82,22 @@ class ClusterProfiles:
     profiles: list[ClusterProfile]
     pairs: list[list[float | None]]
 
+    def without(self, hidden: Collection[int]) -> ClusterProfiles:
+        """Return the same with nothing about these centers but how many clients they have."""
+        profiles = [ClusterProfile(one.share, one.clients, [], None) if s in hidden else one
+                    for s, one in enumerate(self.profiles)]  # fmt: skip
+        pairs = [[None if s in hidden or j in hidden else value for j, value in enumerate(row)]
+                 for s, row in enumerate(self.pairs)]  # fmt: skip
+        return ClusterProfiles(profiles, pairs)
+
 
 def cluster_profiles(model: Model, centers: Tensor, u: Tensor, federation: Federation) -> ClusterProfiles | None:
     """Compare centers that clients with mixtures `u[N, S]` use, at points of these clients.
 
-    None where there is nothing to compare: a single center, no points here, or a loss of a user's own.
+    None where there is nothing to compare: a single center or very many, no points here, or a loss of a user's own.
     """
     data = federation.held_out if len(federation.held_out.y) else federation.train
-    if len(centers) < 2 or not len(data.y) or model.loss not in (cross_entropy, squared_loss):
+    if not 1 < len(centers) <= MOST_CENTERS or not len(data.y) or model.loss not in (cross_entropy, squared_loss):
         return None
     x, y = _some_points(model, data, centers)
     mixture = (u / u.sum(1, keepdim=True)).double().cpu()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from fedsoft.evaluation.cluster_profiles import ClusterProfile
 from fedsoft.evaluation.variance_table import PriorSummary
 from fedsoft.reports.cells import Values, column, measured
@@ -118,6 +121,17 @@ def variance_tables(group: Group) -> list[Table]:
     )
     caption = f"Differences between clients: {unit} per point, and where it lies"
     return [Table("variance-table", caption, heads("in", ["in all", *SHARES]), rows, notes, foot=int(len(rows) > 1))]
+
+
+def evidence_of(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence that compares methods by their evidence, mean over seeds, where several have one."""
+    found = {group.label: [prior.evidence.charged for _, prior in _priors(group)] for group in groups}
+    means = {label: statistics.fmean(values) for label, values in found.items() if values}
+    if len(means) < 2:
+        return []
+    each = ", ".join(f"{label} {value:.4f}" for label, value in means.items())
+    best = max(means, key=means.__getitem__)
+    return [f"log evidence per point, less 1 for each number of the prior: {each}; highest for {best}"]
 
 
 def _percent(value: float) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsoft.evaluation.scores import Scores
+from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.common_sections import cost_table
 from fedsoft.reports.compare_page import courses, personal_bars, quality_table
 from fedsoft.reports.measures import Measured
@@ -106,7 +107,7 @@ class ComparisonReport(StudyResult):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.divergences, *self.restless, *self.worse, *self.better]
+        return [*self.divergences, *self.restless, *self.worse, *self.better, *evidence_of(self.groups)]
 
     def rows(self) -> list[dict[str, Any]]:
         sources = max((len(best) for row in self.measured for best in row.best_center or []), default=0)

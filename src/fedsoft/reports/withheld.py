@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fedsoft.evaluation.cluster_profiles import ClusterProfile, ClusterProfiles
 from fedsoft.evaluation.metric_scores import MetricScores
 from fedsoft.evaluation.scores import Scores
 from fedsoft.runs.spec import RunSpec
@@ -28,19 +27,7 @@ def without_centers(scores: Scores, hidden: Collection[int]) -> Scores:
     served = [replace(use, on_own=None, on_all=math.nan) if s in hidden else use
               for s, use in enumerate(scores.served or [])]  # fmt: skip
     metrics = {name: _without(found, hidden) for name, found in scores.metrics.items()}
-    clusters = None if scores.clusters is None else _unprofiled(scores.clusters, hidden)
-    return replace(
-        scores, centers=centers or scores.centers, served=served or scores.served, metrics=metrics, clusters=clusters
-    )
-
-
-def _unprofiled(found: ClusterProfiles, hidden: Collection[int]) -> ClusterProfiles:
-    """Return the same with only the numbers of clients of these centers."""
-    profiles = [ClusterProfile(one.share, one.clients, [], None) if s in hidden else one
-                for s, one in enumerate(found.profiles)]  # fmt: skip
-    pairs = [[None if {s, j} & set(hidden) else value for j, value in enumerate(row)]
-             for s, row in enumerate(found.pairs)]  # fmt: skip
-    return ClusterProfiles(profiles, pairs)
+    return replace(scores, centers=centers or scores.centers, served=served or scores.served, metrics=metrics)
 
 
 def _without(found: MetricScores, hidden: Collection[int]) -> MetricScores:

@@ -216,7 +216,8 @@ class Run:
         with torch.no_grad(), one_thread():
             scores = score(fed, self.model, self.state.centers, self.weights, train, held_out)
             told = prior_summary(self.history[: self.at_round], self.model, fed.columns)
-            scores = replace(scores, prior=told)
+            clusters = None if scores.clusters is None else scores.clusters.without(self.withheld)
+            scores = replace(scores, prior=told, clusters=clusters)
             if not further:
                 return scores
             each = (engine.personal_metrics(self.state, data, further) for data in (fed.train, fed.held_out))
