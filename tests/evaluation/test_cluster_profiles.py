@@ -128,5 +128,8 @@ def test_the_last_weighing_is_summed_up() -> None:
     assert [row.name for row in found.variance] == ["age", "dose", "dye"]
     assert (found.unit, found.evidence) == ("mse", told)
     assert "25% of it between sources, 50% within them, 25% in noise" in found.sentences[0]
+    assert found.sentences[1].startswith("log evidence -3.0000 per point, -3.3333 less 1 for each of the 1 numbers")
+    large = replace(found, evidence=replace(told, numbers=3))
+    assert large.sentences[1].endswith("of a prior with 3 numbers: compare other S by held-out points")
     assert RoundRecord.from_dict(history[0].to_dict()) == history[0]
     assert prior_summary(history[1:], model, fed.columns) is None

@@ -43,6 +43,11 @@ class Evidence:
         return self.log / self.points
 
     @property
+    def tells_centers(self) -> bool:
+        """Whether runs with other S can be compared by it: not where a prior has more numbers than there are points."""
+        return self.numbers < self.points
+
+    @property
     def charged(self) -> float:
         """The same less 1 for each number of the prior (Akaike): what runs with other S compare by.
 

@@ -64,11 +64,14 @@ class PriorSummary:
         """What there is to say of it, without a full stop; nothing reads them."""
         between, within, noise = self.total.shares
         evidence = self.evidence
+        less = f"{evidence.charged:.4f} less 1 for each of the {evidence.numbers} numbers of the prior"
+        use = f"{less}: compare it with that of other S"
+        if not evidence.tells_centers:
+            use = f"of a prior with {evidence.numbers} numbers: compare other S by held-out points"
         return [
             f"clients differ by {self.total.total:.3g} in {self.unit} per point: {between:.0%} of it between sources, "
             f"{within:.0%} within them, {noise:.0%} in noise",
-            f"log evidence {evidence.per_point:.4f} per point, {evidence.charged:.4f} less 1 for each of the "
-            f"{evidence.numbers} numbers of the prior: compare it with that of other S",
+            f"log evidence {evidence.per_point:.4f} per point, {use}",
         ]
 
 

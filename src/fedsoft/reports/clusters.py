@@ -125,7 +125,10 @@ def variance_tables(group: Group) -> list[Table]:
 
 def evidence_of(groups: Sequence[Group]) -> list[str]:
     """Return a sentence that compares methods by their evidence, mean over seeds, where several have one."""
-    found = {group.label: [prior.evidence.charged for _, prior in _priors(group)] for group in groups}
+    found = {
+        group.label: [prior.evidence.charged for _, prior in _priors(group) if prior.evidence.tells_centers]
+        for group in groups
+    }
     means = {label: statistics.fmean(values) for label, values in found.items() if values}
     if len(means) < 2:
         return []
