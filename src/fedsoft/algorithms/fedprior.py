@@ -117,13 +117,13 @@ class FedPrior(Algorithm):
         if not len(answer.ids):
             return state, notes
         u = answer.update("r", state.u) if due else state.u
-        notes |= self._insight(ask, answer, prior_of(state.centers, state.extra)) if due else {}
         old, part = prior_of(state.centers, state.extra), len(answer.ids) / len(ask.sizes)
         sums = self._sums(answer, due).times(1 / part)
         new = blended(old, improved(old, sums, self.spread**2), part)
         if not self.learn:
             new = Prior(new.centers, old.covariance, old.shares)
         extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(ask, answer, s2)}
+        notes |= self._insight(ask, answer, old) if due else {}
         like = state.centers.dtype
         return state.update(
             centers=new.centers.to(like), u=u, extra={key: value.to(like) for key, value in extra.items()}
