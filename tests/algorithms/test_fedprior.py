@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.clusters.learned_prior import FIRM, HALF_CLIENT, ONE_CLIENT
+from fedsoft.clusters.learned_prior import FIRM, HALF_CLIENT, ONE_CLIENT, Prior
+from fedsoft.core.batches import Prox
 from tests.algorithms.plain import least_squares
 from tests.helpers import Pairs, fitted, regression_clients
 
@@ -120,6 +121,27 @@ def test_a_very_narrow_prior_is_one_model_for_all() -> None:
     pooled = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     assert torch.allclose(run.state.centers[0], pooled, atol=2e-3)
     assert (run.engine.client_states["w"][:, 0] - run.state.centers[0]).abs().max() < 0.02
+
+
+def test_a_fixed_isotropic_width_with_counted_shares_is_fedsofts_own_step() -> None:
+    """FedSoft's local problem f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2 with lambda = 1 / (n_k spread^2)."""
+    pairs, spread = regression_clients(), 0.7
+    begun = {"centers": torch.tensor([[1.0, 0.0, 2.0], [-1.0, 2.0, 0.0]], dtype=torch.float64)}
+    width = torch.full((2, 3), spread**2, dtype=torch.float64)
+    for k, (x, y) in enumerate(pairs):
+        lam = 1 / (len(y) * spread**2)
+        run = fitted(fs.FedSoft(S=2, K="all", lam=lam), [(x, y)], 1, begun=begun)
+        assert run.weights is not None
+        u = run.weights  # the points that each center explains best, counted
+        for prior in (Prior(begun["centers"], width, u[0]), Prior(begun["centers"], torch.diag_embed(width), u[0])):
+            pull = prior.pull(u, torch.tensor([1 / len(y)], dtype=torch.float64))
+            toward = Prox.to_centers(lam * u, begun["centers"])
+            assert torch.allclose(pull.matrix(), toward.matrix())
+            assert torch.allclose(pull.target, toward.target)
+        wanted = torch.linalg.solve(
+            2 / len(y) * x.T @ x + lam * u.sum() * torch.eye(3), 2 / len(y) * x.T @ y + lam * u[0] @ begun["centers"]
+        )
+        assert torch.allclose(run.engine.client_states["w"][0], wanted, atol=1e-10), k
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def test_a_household_is_a_client_and_a_choice_is_a_point(place: Path) -> None:
     fed = fs.datasets.electricity(held_out=0, data_dir=place)
     assert fed.names == ("7", "8")
     assert fed.shape == DataShape("classification", (4, 6), 4)
+    assert len(fed.columns.attributes) == 6
     assert fed.train.sizes.tolist() == [2, 2]
     assert sorted(fed.train.y.tolist()) == [0, 1, 2, 3]
     for x, y in zip(fed.train.x, fed.train.y, strict=True):
@@ -70,6 +71,8 @@ def test_a_pass_makes_the_train_free_and_a_car_may_be_missing(place: Path) -> No
     fed = fs.datasets.swissmetro(held_out=0, data_dir=place)
     assert fed.names == ("1", "2")
     assert fed.train.sizes.tolist() == [2, 1]  # one answer is missing
+    assert fed.columns.attributes == ("train", "car", "time", "cost", "headway")  # what is weighed: not what is there
+    assert fed.columns.outcomes == ("train", "Swissmetro", "car")
     x, y = fed.train.client(0)
     (taken,) = (row for row, label in zip(x, y, strict=True) if label == 0)  # the one with a pass, without a car
     torch.testing.assert_close(taken[0], torch.tensor([1.0, 0.0, 2.0, 0.0, 3.0, 1.0]))

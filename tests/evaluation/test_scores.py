@@ -273,6 +273,8 @@ def test_scores_print_as_a_few_lines() -> None:
         "mean",
         "mse",
         "mse",
+        "what",
+        "what",
     ]
     assert told[0].count("*") == 2  # one mark, and what it means
     assert "oracle" in told[0]

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedsoft.cli import main
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.reports.clients import clients_of
+from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.comparison import ComparisonReport
 from fedsoft.reports.page import Figure, Page, Table, Text, Verdict
 from fedsoft.reports.run_loader import read
+from fedsoft.reports.tables import run_view
 from fedsoft.reports.web_page import page_of, report
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute, place
@@ -78,7 +83,8 @@ def test_the_page_of_a_run_has_its_sections_and_numbers(runs: Path) -> None:
     name = seeds_of(runs)[0]
     found = page(runs, name)
     assert [section.id for section in found.sections] == [
-        "in-short", "what", "centers", "convergence", "mixtures", "personal", "cost", "settings", "environment"
+        "in-short", "what", "centers", "clusters", "convergence", "mixtures", "personal", "cost", "settings",
+        "environment",
     ]  # fmt: skip
     saved = scores(name)
     table = blocks(found, Table)["centers-table"]
@@ -91,6 +97,32 @@ def test_the_page_of_a_run_has_its_sections_and_numbers(runs: Path) -> None:
         assert row[1].runs[0].hash == Path(name).name.rsplit("-", 1)[1]
     personal = blocks(found, Table)["personal-table"]
     assert personal.rows[1][3].value == saved["personal_held_out"]["worst_decile"]
+
+
+def test_clusters_are_told_with_their_inputs_and_where_differences_lie(tmp_path: Path) -> None:
+    made = run(tmp_path, "algorithm=fedprior")
+    found, saved = page(tmp_path, str(made)), scores(str(made))
+    table = blocks(found, Table)["profiles-table"]
+    assert [row[1].value for row in table.rows] == [one["clients"] for one in saved["clusters"]["profiles"]]
+    assert saved["clusters"]["profiles"][0]["effects"][0]["name"] in table.rows[0][4].text
+    panel = blocks(found, Figure)["profiles-figure"].panels[0]
+    assert [len(series.x) for series in panel.series] == [10, 10, 2]  # the inputs of both centers, and their mean
+    assert {*panel.y.names} == {one["name"] for one in saved["clusters"]["profiles"][0]["effects"]}
+    variance = blocks(found, Table)["variance-table"]
+    assert [row[0].text for row in variance.rows][-1] == "all"
+    total = saved["prior"]["total"]
+    assert variance.rows[-1][1].value == total["between"] + total["within"]
+    assert sum(float(cell.value or 0) for cell in variance.rows[-1][2:]) == pytest.approx(1)
+    texts = [b.text for section in found.sections for b in section.blocks if isinstance(b, Text)]
+    assert any(text.startswith("Log evidence ") for text in texts)
+    terminal = Console(width=150, record=True, file=io.StringIO())
+    terminal.print(run_view(RunFolder(made)))
+    told = terminal.export_text()
+    assert "between sources" in told
+    assert f"Log evidence {saved['prior']['evidence']['log'] / saved['prior']['evidence']['points']:.4f}" in told
+    one = read([str(made)], tmp_path)[0]
+    assert evidence_of([one]) == []
+    assert evidence_of([one, replace(one, label="other")])[0].endswith("highest for fedprior")
 
 
 def test_convergence_is_the_log_in_the_form_of_the_papers_figure(runs: Path) -> None:
@@ -251,7 +283,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_data_without_a_truth_gives_a_sensible_page(hospitals: Path) -> None:
     found = page(hospitals / "runs", "own")
     assert [section.id for section in found.sections] == [
-        "what", "centers", "convergence", "mixtures", "personal", "cost", "settings", "environment"
+        "what", "centers", "clusters", "convergence", "mixtures", "personal", "cost", "settings", "environment"
     ]  # fmt: skip
     centers = blocks(found, Table)["served-table"]
     assert [row[0].text for row in centers.rows] == ["c0", "c1"]
@@ -284,7 +316,7 @@ def test_without_its_outcome_a_run_is_reported_without_single_clients(hospitals:
     texts = [b.text for section in found.sections for b in section.blocks if isinstance(b, Text)]
     assert sum("Nothing is shown for single clients" in text for text in texts) == 2
     assert "personal-table" in blocks(found, Table)
-    assert blocks(found, Figure).keys() == {"convergence-figure"}  # from the log
+    assert blocks(found, Figure).keys() == {"convergence-figure", "profiles-figure"}  # from log and scores
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,8 @@ def test_the_table_shows_quality_cost_and_truth(by_work: Comparison) -> None:
     ):
         assert words in text, words
     assert len(ComparisonReport.of(by_work).tables(250)) == 1
+    (short,) = replace(ComparisonReport.of(by_work), brief=True).tables(250)
+    assert len(short.columns) < len(ComparisonReport.of(by_work).tables(250)[0].columns) - 4  # no cost
     for table in ComparisonReport.of(by_work).tables(80):
         assert Console(width=1000).measure(table).maximum <= 80
 

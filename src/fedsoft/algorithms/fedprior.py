@@ -14,6 +14,7 @@ from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved, squares
 from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.clusters.selection import Participants, participants
+from fedsoft.clusters.variation import Evidence, differences, groups_of, numbers_of
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import (
     CHOICE,
@@ -122,6 +123,7 @@ class FedPrior(Algorithm):
         if not self.learn:
             new = Prior(new.centers, old.covariance, old.shares)
         extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(ask, answer, s2)}
+        notes |= self._insight(ask, answer, old) if due else {}
         like = state.centers.dtype
         return state.update(
             centers=new.centers.to(like), u=u, extra={key: value.to(like) for key, value in extra.items()}
@@ -136,6 +138,13 @@ class FedPrior(Algorithm):
         drawn = one_hot(answer["s"].gather(), self.S).T.double()
         return Sums(drawn.sum(1), *(answer[name].weighted(drawn) for name in names))
 
+    def _insight(self, ask: Ask, answer: Answer, prior: Prior) -> dict[str, Any]:
+        """Return what the prior says of those that answered, see `clusters.variation`."""
+        everybody, count = torch.ones(1, len(answer.ids), dtype=torch.float64), len(answer.ids)
+        log = float(answer["evidence"].weighted(everybody)[0])
+        evidence = Evidence(log, int(ask.sizes[answer.ids].sum()), count, numbers_of(prior))
+        return {"evidence": evidence, "variation": (answer["variation"].weighted(everybody)[0] / count).tolist()}
+
     def _noise(self, ask: Ask, answer: Answer, s2: Tensor) -> Tensor:
         """Return the variance of the noise: the squared errors over the points that decide no parameter."""
         if "errors" not in answer or not self.learn:
@@ -146,7 +155,10 @@ class FedPrior(Algorithm):
         s2 = answer["errors"].weighted(everybody)[0] / max(free, points / 10)
         return s2.clamp(min=torch.finfo(torch.float32).tiny)
 
-    @job(r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER)
+    @job(
+        r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER, evidence=NUMBER,
+        variation=NUMBER,
+    )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every center, and weigh the centers by their evidence."""
         prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
@@ -154,8 +166,12 @@ class FedPrior(Algorithm):
         strength = (unit / site.data.sizes).repeat_interleave(self.S)
         w = site.solve_each(mine["w"], prox=_as(site.dtype, prior.pull(each, strength)))
         loss, posterior = _laplace(site, prior, w, unit)
-        r = (prior.shares.log() + posterior.log_evidence - loss).softmax(1)
+        joint = prior.shares.log() + posterior.log_evidence - loss
+        r = joint.softmax(1)
         reply = {"r": r} | _statistics(prior, posterior, r) | _errors(site, prior, posterior, r, loss * unit[:, None])
+        costs = differences(prior, posterior.covariance, r, groups_of(site.model.layout))
+        reply |= {"evidence": joint.logsumexp(1) - _log_scale(site, unit)}
+        reply |= {"variation": costs * (unit / site.data.sizes)[:, None, None]}
         reply = {name: value.to(site.dtype) for name, value in reply.items()}
         return mine | {"w": w, "r": reply["r"]}, reply
 
@@ -201,6 +217,13 @@ def _unit(site: Site, shared: Reply) -> Tensor:
     # Not known yet: as if all centers explained nothing, so that they share all clients at first.
     first = site.data.mean_by_client(site.losses(shared["centers"]).double().mean(1))
     return 2 * first.clamp(min=torch.finfo(torch.float32).tiny) / summed_outputs(site)
+
+
+def _log_scale(site: Site, unit: Tensor) -> Tensor:
+    """Return `[m]`, what losses lack to be negative log-likelihoods: for squared loss the logarithm of the noise."""
+    if site.model.loss is not squared_loss:
+        return torch.zeros_like(unit)
+    return site.data.sizes * summed_outputs(site) * (torch.pi * unit).log() / 2
 
 
 def _laplace(site: Site, prior: Prior, w: Tensor, unit: Tensor) -> tuple[Tensor, Posterior]:

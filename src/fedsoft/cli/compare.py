@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -34,6 +35,7 @@ def compare(
     budget: Annotated[
         str, typer.Option("--budget", help="What all share: rounds, or client work or bytes of the first.")
     ] = "rounds",
+    brief: Annotated[bool, typer.Option("--brief", help="Show scores alone, without what they cost.")] = False,
     machine: PoolOptions,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -47,4 +49,4 @@ def compare(
     base, listed = what.read(), read_methods(algorithms)
     with machine.pool("comparing") as pool:
         done = comparing.compare(base, listed, parse_seeds(seeds), pool, budget=budget)
-    show_study(ComparisonReport.of(unless_stopped(done)), machine.out_dir, json_)
+    show_study(replace(ComparisonReport.of(unless_stopped(done)), brief=brief), machine.out_dir, json_)

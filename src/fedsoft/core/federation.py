@@ -63,6 +63,8 @@ class Columns:
             and else 0. A point with another value has 0 in all of them.
         ignored: columns that tables may have and that are no inputs.
         tokens: inputs that are tokens, apart from those that are numbers.
+        attributes: of inputs that are no rows of a table, such as alternatives to choose from: what models weigh.
+        outcomes: what classes are called whose labels are numbers.
     """
 
     features: tuple[str, ...] | None = None
@@ -70,6 +72,8 @@ class Columns:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
 
     @property
     def elements(self) -> tuple[str, ...] | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsoft.core.federation import Federation
+from fedsoft.core.federation import Columns, Federation
 from fedsoft.data import registry
 from fedsoft.data.image_formats import unpacked
 from fedsoft.data.streams import bad, size_of
@@ -24,11 +24,21 @@ LIMIT = 2**26  # bytes that a table may unpack to; the largest published one has
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices of people: inputs `[points, alternatives, attributes]`, what was taken, and who chose."""
+    """Choices of people.
+
+    Arguments:
+        x: inputs `[points, alternatives, attributes]`.
+        y: the alternative that was taken.
+        people: who chose.
+        attributes: what alternatives are weighed by.
+        alternatives: their names, where they are not mere places in a list.
+    """
 
     x: np.ndarray
     y: np.ndarray
     people: np.ndarray
+    attributes: tuple[str, ...]
+    alternatives: tuple[str, ...] = ()
 
     def federation(self, held_out: float, seed: int) -> Federation:
         """Return one client for each person."""
@@ -36,9 +46,10 @@ class Choices:
         rows = [np.flatnonzero(owners == k) for k in range(len(names))]
         pairs = [(self.x[own].astype(np.float32), self.y[own]) for own in rows]
         classes = self.x.shape[1]
-        return Federation.from_clients(
+        made = Federation.from_clients(
             pairs, names=[str(name) for name in names], held_out=held_out, classes=classes, seed=seed
         )
+        return replace(made, columns=Columns(attributes=self.attributes, outcomes=self.alternatives))
 
 
 def read_columns(name: str, wanted: Sequence[str], data_dir: str | Path | None) -> Mapping[str, np.ndarray]:

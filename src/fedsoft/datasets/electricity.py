@@ -17,7 +17,7 @@ __all__ = ["electricity"]
 
 ALTERNATIVES = 4
 UNITS = {"pf": 4.0, "cl": 2.0, "loc": 0.4, "wk": 0.5, "tod": 0.4, "seas": 0.4}
-"""Price, length of the contract, local or well-known company, time-of-day and seasonal rates."""
+ATTRIBUTES = ("price", "contract length", "local company", "well-known company", "time-of-day rates", "seasonal rates")
 
 
 @checked
@@ -36,4 +36,5 @@ def electricity(
         raise bad("electricity.csv", f"does not have {ALTERNATIVES} rows in a row for every choice")
     x = in_units(found, UNITS).reshape(-1, ALTERNATIVES, len(UNITS))
     taken = found["choice"].astype(bool).reshape(-1, ALTERNATIVES)
-    return Choices(x, np.argmax(taken, axis=1), found["id"][::ALTERNATIVES]).federation(held_out, seed)
+    people = found["id"][::ALTERNATIVES]
+    return Choices(x, np.argmax(taken, axis=1), people, ATTRIBUTES).federation(held_out, seed)

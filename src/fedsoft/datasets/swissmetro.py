@@ -14,7 +14,8 @@ from fedsoft.settings import checked
 
 __all__ = ["swissmetro"]
 
-MODES = ("TRAIN", "SM", "CAR")
+MODES, NAMES = ("TRAIN", "SM", "CAR"), ("train", "Swissmetro", "car")
+ATTRIBUTES = ("train", "car", "time", "cost", "headway")
 MINUTES, FRANCS, HEADWAY = 80.0, 70.0, 40.0  # about one standard deviation each
 
 
@@ -45,4 +46,5 @@ def swissmetro(
         wait = found.get(f"{mode}_HE", nothing)  # none for the car
         row = [nothing + (mode == "TRAIN"), nothing + (mode == "CAR"), found[f"{mode}_TT"] / MINUTES, cost / FRANCS]
         alternatives.append(np.stack([*row, wait / HEADWAY, found[f"{mode}_AV"]], axis=1))
-    return Choices(np.stack(alternatives, axis=1), found["CHOICE"] - 1, found["ID"]).federation(held_out, seed)
+    x, taken = np.stack(alternatives, axis=1), found["CHOICE"] - 1
+    return Choices(x, taken, found["ID"], ATTRIBUTES, NAMES).federation(held_out, seed)

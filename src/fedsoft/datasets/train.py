@@ -15,6 +15,7 @@ from fedsoft.settings import checked
 __all__ = ["train"]
 
 UNITS = {"price": 1300.0, "time": 30.0, "change": 0.7, "comfort": 0.6}
+ATTRIBUTES = ("price", "time", "changes", "lower comfort")
 
 
 @checked
@@ -31,4 +32,5 @@ def train(
     both = [{f"{name}{j}": unit for name, unit in UNITS.items()} for j in (1, 2)]
     found = read_columns("train", ["id", "choice", *both[0], *both[1]], data_dir)
     x = np.stack([in_units(found, units) for units in both], axis=1)
-    return Choices(x, (found["choice"] == "choice2").astype(np.int64), found["id"]).federation(held_out, seed)
+    taken = (found["choice"] == "choice2").astype(np.int64)
+    return Choices(x, taken, found["id"], ATTRIBUTES).federation(held_out, seed)

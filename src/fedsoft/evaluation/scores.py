@@ -18,9 +18,11 @@ from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE, Metric
 from fedsoft.core.model import Model
+from fedsoft.evaluation.cluster_profiles import ClusterProfiles, cluster_profiles
 from fedsoft.evaluation.metric_scores import MetricScores
 from fedsoft.evaluation.remarks import remarks_on
 from fedsoft.evaluation.spread import Spread
+from fedsoft.evaluation.variance_table import PriorSummary
 from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
 from fedsoft.solvers.exact import Exact
 
@@ -62,6 +64,8 @@ class Scores:
         distance: mean over pairs of sources of |theta_s - theta_r|^2 of the oracle models: the scale of the errors.
         yardsticks: how constant predictors fare where the personal models are scored.
         metrics: what else the run asked for, by name.
+        clusters: what tells the centers apart, where clients have mixtures of several and their points are here.
+        prior: what a learned prior says of the clients, where the algorithm has one.
     """
 
     metric: str
@@ -81,6 +85,8 @@ class Scores:
     served: list[CenterUsage] | None = None
     yardsticks: list[Yardstick] = field(default_factory=list)
     metrics: dict[str, MetricScores] = field(default_factory=dict)
+    clusters: ClusterProfiles | None = None
+    prior: PriorSummary | None = None
 
     @property
     def of_best(self) -> list[float] | None:
@@ -130,7 +136,10 @@ class Scores:
         for yardstick in self.yardsticks:
             if yardstick.held_out is not None:
                 lines.append(f"{self.metric} of the {yardstick.name} on held-out points: {yardstick.held_out.mean:.4g}")
-        return "\n".join([*lines, *(f"note: {remark.text}" for remark in remarks_on(self))])
+        for s, one in enumerate(self.clusters.profiles if self.clusters else []):
+            lines.append(f"what tells center {s} apart: {one.told_by()}" if one.told_by() else "")
+        lines += self.prior.sentences if self.prior else []
+        return "\n".join([*filter(None, lines), *(f"note: {remark.text}" for remark in remarks_on(self))])
 
 
 @cache
@@ -280,6 +289,7 @@ def score(
         noise_floor=truth.noise_floor if truth else None,
         distance=oracle[1] if oracle else None,
         served=None if u is None or not len(centers) else center_usage(model, centers, u, federation),
+        clusters=None if u is None else cluster_profiles(model, centers, u, federation),
         yardsticks=_constants(federation, metric),
     )
 

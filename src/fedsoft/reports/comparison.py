@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsoft.evaluation.scores import Scores
+from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.common_sections import cost_table
 from fedsoft.reports.compare_page import courses, personal_bars, quality_table
 from fedsoft.reports.measures import Measured
@@ -34,12 +35,14 @@ class ComparisonReport(StudyResult):
         comparison: which runs they are.
         groups: the runs of each method; measured: their values, as lists over seeds.
         scratch: holds the runs where no folder was given.
+        brief: tables have scores alone, without what these cost.
     """
 
     comparison: Comparison
     groups: list[Group]
     measured: list[Measured]
     scratch: object = None
+    brief: bool = False
 
     @staticmethod
     def of(comparison: Comparison, scratch: object = None) -> ComparisonReport:
@@ -95,7 +98,7 @@ class ComparisonReport(StudyResult):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.divergences, *self.restless, *self.worse, *self.better]
+        return [*self.divergences, *self.restless, *self.worse, *self.better, *evidence_of(self.groups)]
 
     def rows(self) -> list[dict[str, Any]]:
         sources = max((len(best) for row in self.measured for best in row.best_center or []), default=0)
@@ -145,7 +148,7 @@ class ComparisonReport(StudyResult):
         names += [row[0].text for row in quality.rows[len(names) :]]
         made: list[Table] = []
         part: dict[str, list[Cell]] = {}
-        for table in (quality, cost_table(self.groups, "algorithm")):
+        for table in (quality,) if self.brief else (quality, cost_table(self.groups, "algorithm")):
             for i, column in enumerate(table.columns[1:], 1):
                 wider = part | {column.title.replace(" ", "\n", 1): [row[i] for row in table.rows]}
                 if part and Console(width=1000).measure(self._table(title, names, wider)).maximum > width:

@@ -9,6 +9,7 @@ from fedsoft.evaluation.scores import Scores
 from fedsoft.reports.cells import column, known, mean_of
 from fedsoft.reports.clients import Clients
 from fedsoft.reports.cluster_models import cluster_models
+from fedsoft.reports.clusters import cluster_blocks
 from fedsoft.reports.common_sections import (
     cost_table,
     environment_section,
@@ -39,6 +40,7 @@ def run_page(group: Group, made_by: str = "") -> Page:
         Section("in-short", "In short", (*_verdicts(group, clients), *_warnings(group))),
         Section("what", "What was run", (facts([group]),)),
         Section("centers", "Cluster models", tuple(cluster_models(group))),
+        Section("clusters", "What the clusters are", tuple(cluster_blocks(group))),
         Section("convergence", "Convergence", tuple(convergence(group))),
         Section("mixtures", "Mixtures", tuple(_mixtures(group, clients, why_not))),
         Section("personal", "Personal models", tuple(_personal(group, clients, why_not))),

@@ -17,6 +17,7 @@ from fedsoft.evaluation.scores import Scores
 from fedsoft.reports import page
 from fedsoft.reports.cells import Over, Values, known
 from fedsoft.reports.cluster_models import cluster_models
+from fedsoft.reports.clusters import profile_tables, variance_tables
 from fedsoft.reports.common_sections import personal_table
 from fedsoft.reports.metrics import metric_tables
 from fedsoft.reports.numbers import metric_name, number, size, unit
@@ -27,7 +28,18 @@ from fedsoft.runs.config_diff import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec, code_in
 from fedsoft.safety.privacy import statements
-from fedsoft.training.notices import Kind, Notice, drift, exclusions, members, of_scores, silence, unheard, warnings
+from fedsoft.training.notices import (
+    Kind,
+    Notice,
+    capital,
+    drift,
+    exclusions,
+    members,
+    of_scores,
+    silence,
+    unheard,
+    warnings,
+)
 from fedsoft.training.records import RoundRecord, Totals
 
 BUDGET = "finished (budget)"  # of work or bytes, before the last round
@@ -48,6 +60,8 @@ def shown(table: page.Table, title: str, starred: bool) -> Table:
     """Return a table of a page for the terminal, the best underlined, or `starred` where text cannot be underlined."""
     left = [column.title for column in table.columns if not column.numeric]
     view = grid(title, [column.title for column in table.columns], left, box.HEAVY_HEAD)
+    for head, column in zip(view.columns, table.columns, strict=True):
+        head.no_wrap = not column.wrap
     for row in table.rows:
         view.add_row(*(best_marked(cell, starred) for cell in row))
     return view
@@ -120,11 +134,14 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         parts.append(Text(f"Data: {run.info.about}"))
     parts.append(Text())
     one = Seeds("", (run,))
-    for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False)):
+    told = (*(() if scores.sources else profile_tables(one, most=3)), *variance_tables(one))
+    for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False), *told):
         if isinstance(table, page.Table):
             parts += [shown(table, _title(table, scores.metric, starred), starred), Text()]
     if scores.recovery is not None:
         parts.append(_mixtures(scores))
+    if scores.prior is not None:
+        parts += [Text(capital(sentence)) for sentence in scores.prior.sentences]
     parts += _told([*warnings(records), *of_scores(scores)])
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].privacy if records else None)]

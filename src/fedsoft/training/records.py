@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedsoft.clusters.variation import Evidence
 from fedsoft.evaluation.scores import CenterUsage
 from fedsoft.safety.exclusions import Exclusion
 from fedsoft.safety.privacy import Spent
@@ -36,6 +37,8 @@ class RoundRecord:
         held_out: means over clients of metrics of their personal models on held-out points, where a callback asks.
         joined, left: clients that were not in the round before, and those that were and are no more.
         privacy: what was spent up to here.
+        evidence: how well a learned prior explains the clients, where the algorithm has one.
+        variation: what the differences between clients cost in loss per point, see `clusters.variation`.
         notes: what else the algorithm reports, as plain values that fit into JSON.
     """
 
@@ -65,6 +68,8 @@ class RoundRecord:
     joined: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     privacy: Spent | None = None
+    evidence: Evidence | None = None
+    variation: list[list[float]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property

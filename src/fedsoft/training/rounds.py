@@ -29,7 +29,8 @@ PATIENCE = 3  # how often workers may be lost in one round
 RECENT = 10  # rounds that tell what the next will cost
 MOST_NAMED = 20  # excluded clients that a record names; the others are counted
 MOST_JOINED = 1000  # names of clients that joined or left in a record
-FIELDS = ("selected", "answered", "phase", "dropped", "late")  # notes of algorithms and engines that have a field
+# Notes of algorithms and engines that have a field of their own in a record.
+FIELDS = ("selected", "answered", "phase", "dropped", "late", "evidence", "variation")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
 from fedsoft.evaluation.metric_scores import score_metrics, with_centers
 from fedsoft.evaluation.scores import Scores, score
+from fedsoft.evaluation.variance_table import prior_summary
 from fedsoft.machine.threads import one_thread
 from fedsoft.onboarding.new_clients import LEVEL, Adopted, How, NewClients
 from fedsoft.onboarding.usual import Usual
@@ -214,6 +215,9 @@ class Run:
         engine, fed = self.engine, self.federation
         with torch.no_grad(), one_thread():
             scores = score(fed, self.model, self.state.centers, self.weights, train, held_out)
+            told = prior_summary(self.history[: self.at_round], self.model, fed.columns)
+            clusters = None if scores.clusters is None else scores.clusters.without(self.withheld)
+            scores = replace(scores, prior=told, clusters=clusters)
             if not further:
                 return scores
             each = (engine.personal_metrics(self.state, data, further) for data in (fed.train, fed.held_out))

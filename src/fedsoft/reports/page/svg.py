@@ -80,7 +80,7 @@ class _Drawer:
         widest = max((len(name) for name, *_ in self.labelled), default=0)
         right = min(self.width * 0.3, 12 + widest * FONT * LETTER) if widest else 14.0
         if rows:
-            right = 64.0  # the value at the end of a bar
+            right = 64.0 if any(s.kind == "bar" for s in panel.series) else 14.0  # the value at the end of a bar
         self.top, self.bottom, self.right = float(top), self.height - 44, self.width - right
         self.y = self._scale(panel.y, "y", self.bottom, self.top)
         if rows:
@@ -225,7 +225,7 @@ class _Drawer:
 
     def _stops(self) -> tuple[str, list[list[Any]]]:
         series = self.panel.series
-        if any(s.kind == "bar" for s in series):
+        if self.panel.y.names:
             return "y", [self._category(i, name) for i, name in enumerate(self.panel.y.names)]
         results = [s for s in series if not s.dashed]
         if all(s.kind == "line" for s in results) and len({tuple(s.x) for s in results}) == 1:
@@ -260,7 +260,7 @@ class _Drawer:
         """The panel in words, for those who cannot see it."""
         parts = []
         for s in self.panel.series:
-            known = [y for y in (s.x if s.kind == "bar" else s.y) if not missing(y)]
+            known = [y for y in (s.x if self.panel.y.names else s.y) if not missing(y)]
             if known and s.kind == "line":
                 parts.append(f"{s.name} from {said(known[0])} to {said(known[-1])}")
             elif known:

@@ -24,6 +24,8 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     for j, row in enumerate(record.weights):
         found |= {f"mixture/mean u, source {j}, center {s}": value for s, value in enumerate(row)}
     found |= {f"held out/{name}": value for name, value in record.held_out.items()}
+    if record.evidence is not None:
+        found["prior/evidence per point"] = record.evidence.per_point
     found |= {
         "cost/seconds": record.seconds, "cost/gradients": record.gradients, "cost/evaluations": record.evaluations,
         "cost/bytes down": record.bytes_down, "cost/bytes up": record.bytes_up, "clients/selected": record.selected,
