@@ -83,16 +83,19 @@ def test_new_clients_are_coded_alike(file: Path, tmp_path: Path) -> None:
 def test_a_test_set_of_files(file: Path, tmp_path: Path, ending: str) -> None:
     if ending == "csv":
         (tmp_path / "test.csv").write_text("id,age,color,fold,out\n10,5,red,1,yes\n")
-        fed = table(file, split={"test": str(tmp_path / "test.csv")})
+        fed = table(file, split={"test": str(tmp_path / "test.csv")}, held_out=0.5)  # nothing more is held out
         assert (fed.train.sizes.tolist(), fed.held_out.sizes.tolist()) == ([2, 2], [0, 1])
     else:
         for part, names in (("train", "ab"), ("test", "b")):
             (tmp_path / part).mkdir()
             for name in names:
                 (tmp_path / part / f"{name}.csv").write_text("u,y\n1,0.5\n2,1.5\n")
-        fed = fs.datasets.folder(tmp_path / "train", split={"test": str(tmp_path / "test")}, standardize=True)
+        fed = fs.datasets.folder(
+            tmp_path / "train", split={"test": str(tmp_path / "test")}, standardize=True, held_out=0.5
+        )
         assert (fed.train.sizes.tolist(), fed.held_out.sizes.tolist()) == ([2, 2], [0, 2])
         assert fed.held_out.x.flatten().tolist() == [-1, 1]
+        assert fed.notices == ("2 of 2 held-out points are training points of the same client, too",)
 
 
 def test_splits_by_columns_which_are_no_inputs(file: Path) -> None:
@@ -130,6 +133,8 @@ def test_other_forms_of_csv(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"client": "ids"}, ["lacks a column", "did you mean 'id'"]),
+        ({"client": "ID"}, ["unknown column 'ID': did you mean 'id'?"]),
+        ({"split": {"column": "color", "test": ["gren"]}}, ["unknown value of the column 'gren'", "mean 'green'?"]),
         ({"drop": ["colour"]}, ["lacks a column", "did you mean 'color'"]),
         ({"features": ["z*"]}, ["unknown column 'z*'"]),
         ({"split": {"time": "when"}}, ["unknown column 'when'"]),

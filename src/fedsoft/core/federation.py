@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,8 +19,8 @@ from fedsoft.core.client_arrays import (
     numbered,
 )
 from fedsoft.core.client_data import ClientData, DataShape, Task
+from fedsoft.core.fingerprints import digest, repeated
 from fedsoft.core.label_notices import label_notices
-from fedsoft.core.mapped import blocks_of
 from fedsoft.core.scaling import Scale, is_scaled, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
 from fedsoft.errors import InputError, unknown
@@ -155,18 +154,15 @@ class Federation:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a client or a training point does: a run must not go on with other data."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name in self.names:
-            digest.update(f"{len(name)}:{name}".encode())
-        earlier = () if self.before is None else (self.before.x, self.before.y)
-        for tensor in (self.train.sizes, self.train.x, self.train.y, *earlier):
-            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-            for rows in blocks_of(tensor):
-                digest.update(rows.contiguous().numpy().tobytes())
-        if self.train.augment is not None:
-            digest.update(repr(self.train.augment).encode())
-        return digest.hexdigest()
+        """Changes when the data does: a run must not go on, nor its scores be shown, with other data.
+
+        Its first half is about clients and training points, the second about held-out points and test sets.
+        """
+        before = () if self.before is None else (self.before.x, self.before.y)
+        how = "" if self.train.augment is None else repr(self.train.augment)
+        trained = digest(self.names, (self.train.sizes, self.train.x, self.train.y, *before), how)
+        tests = () if self.truth is None else [part for test in self.truth.tests for part in test]
+        return trained + digest((), (self.held_out.sizes, self.held_out.x, self.held_out.y, *tests))
 
     def only(self, source: int) -> Federation:
         """Return the clients with only their points of one source; those without any to train on are left out.
@@ -265,7 +261,11 @@ class Federation:
                 )
         none = (self.train.x[:0], self.train.y[:0])
         pairs = [self.new_client(*as_pair(name, given[name]), name) if name in given else none for name in self.names]
-        return replace(self, held_out=ClientData.concat(pairs))
+        held_out = ClientData.concat(pairs)
+        notices = self.notices
+        if count := repeated(self.train, held_out):
+            notices += (f"{count} of {len(held_out.y)} held-out points are training points of the same client, too",)
+        return replace(self, held_out=held_out, notices=notices)
 
 
 def _is_integer(x: Tensor) -> bool:

@@ -55,20 +55,21 @@ def federate(files: Sequence[Path | Table], options: TableSettings, client: str 
     owners = [(part, name, rows) for part in parts for name, rows in part.clients]
     names = [name for _, name, _ in owners]
     split = options.split
+    tested = split is not None and split.kind == "test"
     if options.split_column is not None and split is not None:
         values = [part.split_by[rows] for part, _, rows in owners if part.split_by is not None]
         split = replace(split, **{split.kind: values})
     made = Federation.from_clients(
         [(part.inputs(rows), part.targets[rows]) for part, _, rows in owners],
         names=names,
-        held_out=options.held_out,
-        split=None if split is None or split.kind == "test" else split,
+        held_out=0 if tested else options.held_out,  # points of a test set are not taken from these
+        split=None if tested else split,
         task=options.task,
         length=options.length,
         seed=options.seed,
     )
     made = replace(made, columns=columns, notices=made.notices + notices)
-    if split is not None and split.kind == "test":
+    if split is not None and tested:
         made = made.with_test(read_new_clients(split.test, made, options, client=client))
     return made.standardized() if options.standardize else made
 
