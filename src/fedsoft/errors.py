@@ -166,6 +166,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     unknown model 'liner': did you mean 'linear'? (known: linear, mlp)
     >>> print(unknown("key", "learning_rate", ["aggregate", "lr"]))
     unknown key 'learning_rate': did you mean 'lr'? (known: aggregate, lr)
+    >>> print(unknown("class", "weird", ["low", "mid"]), unknown("column", "ID", ["age", "id"]), sep="; ")
+    unknown class 'weird' (known: low, mid); unknown column 'ID': did you mean 'id'? (known: age, id)
     """
     options = sorted(known)
     meant = MEANT.get(str(name).lower().replace("-", "_"))
