@@ -69,7 +69,7 @@ def test_arguments_of_functions_are_named_wherever_they_stand() -> None:
     [
         (SettingError("Own", "S", 9, "should be 3", "here"), "algorithm.S = 9 is not allowed here: should be 3"),
         (MissingSetting("Own", "S"), "algorithm.S is missing: give it a value"),
-        (UnknownSetting("Own", "s", ["S"]), "unknown setting of algorithm 's' (known: S)"),
+        (UnknownSetting("Own", "s", ["S"]), "unknown setting of algorithm 's': did you mean 'S'? (known: S)"),
         (SettingError("Other", "S", 9, "should be 3"), "Other.S = 9 is not allowed: should be 3"),
         (InputError("Own.S = 9 is a sentence"), "Own.S = 9 is a sentence"),
     ],

@@ -11,6 +11,7 @@ from typing_extensions import override
 from fedsoft.escape import shown
 
 MANY = 40  # names that are written out beside the nearest one
+NEAR = 0.6  # likeness of two names from which one is likely meant by the other
 LONGEST = 2000  # characters of an error: names in it may come from a file
 MEANT = {
     "learning_rate": "lr", "learningrate": "lr", "rate": "lr", "l2": "weight_decay", "wd": "weight_decay",
@@ -149,6 +150,15 @@ def advice(rates: Iterable[str]) -> str:
     return f"lower the learning rate ({named}) or scale the data"
 
 
+def _near(name: str, options: list[str]) -> list[str]:
+    """Return the option that looks most like a name, if one does; capitals count only between equals."""
+    cased = difflib.get_close_matches(name, options, n=1, cutoff=NEAR)
+    if cased:
+        return cased
+    plain = {option.lower(): option for option in reversed(options)}
+    return [plain[found] for found in difflib.get_close_matches(name.lower(), plain, n=1, cutoff=NEAR)]
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """Return an error for a name that does not exist, with the nearest one that does; a long list is not written out.
 
@@ -156,10 +166,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     unknown model 'liner': did you mean 'linear'? (known: linear, mlp)
     >>> print(unknown("key", "learning_rate", ["aggregate", "lr"]))
     unknown key 'learning_rate': did you mean 'lr'? (known: aggregate, lr)
+    >>> print(unknown("class", "weird", ["low", "mid"]), unknown("column", "ID", ["age", "id"]), sep="; ")
+    unknown class 'weird' (known: low, mid); unknown column 'ID': did you mean 'id'? (known: age, id)
     """
     options = sorted(known)
     meant = MEANT.get(str(name).lower().replace("-", "_"))
-    near = [meant] if meant in options else difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    near = [meant] if meant in options else _near(str(name), options)
     hint = f": did you mean '{near[0]}'?" if near else ""
     listed = f" (known: {', '.join(options) or 'none'})" if not near or len(options) <= MANY else ""
     return InputError(f"unknown {kind} '{name}'{hint}{listed}")

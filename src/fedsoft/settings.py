@@ -70,6 +70,8 @@ def sentence(
     allowed = dict.fromkeys(ALLOWED[one["type"]].format(**one.get("ctx", {})) for one in problems
                             if one["type"] in ALLOWED)  # fmt: skip
     reason = f"should be {' or '.join(allowed)}" if allowed else str(cause or first["msg"])
+    if [*allowed] == ["a list"] and isinstance(first["input"], str):
+        reason += f", such as {[first['input']]}"
     return SettingError(owner, field, first["input"], reason)
 
 

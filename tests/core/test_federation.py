@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[list[tuple[Any, Any]], dict[str, Any], str]] = {
     "inputs of different shapes": ([(X, Y), (X[:, :2], Y)], {}, "client '1': a point is"),
     "two clients of one name": ([(X, Y)] * 2, {"names": ["a", "a"]}, "1 different names for 2 clients"),
     "too few names": ([(X, Y)] * 2, {"names": ["a"]}, "names"),
-    "a negative label": ([(X, Y.astype(int) - 1)], {}, "label -1 is out of range"),
+    "a negative label": ([(X, Y.astype(int) - 1)], {"classes": 10}, "label -1 is out of range"),
     "a label beyond the classes": ([(X, Y.astype(int))], {"classes": 5}, "label 9 is out of range"),
     "labels that are not whole": ([(X, Y / 2)], {"task": "classification"}, "whole numbers"),
     "several labels per point": ([(X, np.zeros((10, 2), int))], {}, "one number per point"),
@@ -295,3 +295,33 @@ def test_a_loader_is_no_list_of_clients() -> None:
     loader: Any = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
     with pytest.raises(fs.InputError, match="clients is a DataLoader"):
         fs.Federation.from_clients(loader)
+
+
+def test_integer_labels_that_do_not_begin_at_0_are_classes_in_their_order() -> None:
+    x = np.eye(4)
+    fed = Federation.from_clients([(x, [1, -1, 1, 1]), (x, [5, 5, -1, 1])], held_out=0.0)
+    assert (fed.shape.outputs, fed.columns.classes, fed.columns.whole) == (3, ("-1", "1", "5"), True)
+    assert fed.train.y.tolist() == [1, 0, 1, 1, 2, 2, 0, 1]
+    assert fed.notices == (
+        "Labels are 3 whole numbers from -1 to 5: output j of a model is the j-th of them, fed.columns.classes[j]",
+    )
+    assert fed.new_client(x[:2], [5, -1])[1].tolist() == [2, 0]
+    with pytest.raises(InputError, match="has a label of no class: unknown class '4'"):
+        fed.new_client(x[:2], [5, 4])
+    with pytest.raises(InputError, match="has text as labels"):
+        fed.new_client(x[:2], ["5", "1"])
+    with pytest.raises(InputError, match="label -1 is not allowed"):
+        fed.uncoded()
+
+
+def test_a_node_keeps_the_numbers_of_its_classes() -> None:
+    fed = Federation.from_clients([(np.eye(4), [2, 1, 2, 2])], held_out=0.25).uncoded()
+    assert sorted([*fed.train.y.tolist(), *fed.held_out.y.tolist()]) == [1, 2, 2, 2]
+    assert (fed.shape.outputs, fed.columns.classes) == (3, None)
+
+
+def test_integer_labels_from_0_stay_as_they_are() -> None:
+    fed = Federation.from_clients([(np.eye(3), [0, 2, 2]), (np.eye(3), [2, 2, 2])], held_out=0.0)
+    assert (fed.shape.outputs, fed.columns.classes, fed.train.y.tolist()) == (3, None, [0, 2, 2, 2, 2, 2])
+    given = Federation.from_clients([(np.eye(3), [1, 2, 2])], classes=10, held_out=0.0)
+    assert (given.shape.outputs, given.columns.classes, given.train.y.tolist()) == (10, None, [1, 2, 2])

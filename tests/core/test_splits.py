@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import fedsoft as fs
 from fedsoft.core.federation import Federation
 from fedsoft.errors import InputError
 
@@ -147,3 +149,38 @@ def test_labels_that_apply_together_need_the_task() -> None:
         Federation.from_clients([(x, y)])
     with pytest.raises(InputError, match="y holds 2, labels should be 0 or 1"):
         Federation.from_clients([(x, 2 * y)], task="multilabel")
+
+
+def test_a_value_that_no_point_has_is_an_error_and_not_an_empty_test_set() -> None:
+    with pytest.raises(InputError) as caught:
+        Federation.from_clients(numbered([3]), split={"column": [["red", "blue", "red"]], "test": ["Blue"]})
+    assert str(caught.value) == (
+        "split.test: unknown value of the column 'Blue': did you mean 'blue'? (known: blue, red)"
+    )
+
+
+def test_held_out_points_that_are_trained_on_are_counted() -> None:
+    x, y = np.array([[1.0, 2], [-1, -2], [3, 4]]), np.array([0.5, 0.5, 1.5])
+    same, other_target, opposite, other_client = (x[:1], y[:1]), (x[:1], y[2:]), (-x[2:], y[2:]), (x[2:], y[2:])
+
+    def notices(*test: tuple[np.ndarray, np.ndarray]) -> tuple[str, ...]:
+        points = tuple(np.concatenate(part) for part in zip(*test, strict=True))
+        clients = [(x[:2], y[:2]), (x[2:], y[2:])]
+        return Federation.from_clients(clients, names=["a", "b"], split={"test": {"a": points}}).notices
+
+    assert notices(other_target, opposite, other_client) == ()
+    (said,) = notices(same, opposite, (x[1:2].astype(np.float32), y[1:2]))
+    assert said == "2 of 3 held-out points are training points of the same client, too"
+
+
+def test_the_fingerprint_covers_held_out_points_and_test_sets() -> None:
+    fed = Federation.from_clients(numbered([4, 3]), held_out=0.3)
+    held_out = replace(fed.held_out, y=fed.held_out.y + 1)
+    changed = replace(fed, held_out=held_out).fingerprint
+    half = len(changed) // 2
+    assert changed[:half] == fed.fingerprint[:half]
+    assert changed[half:] != fed.fingerprint[half:]
+    made = fs.datasets.synthetic(clients=3, points=(4, 6), test_points=5)
+    assert made.truth is not None
+    tests = tuple((x, y + 1) for x, y in made.truth.tests)
+    assert replace(made, truth=replace(made.truth, tests=tests)).fingerprint != made.fingerprint

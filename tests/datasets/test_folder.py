@@ -318,10 +318,6 @@ BAD: dict[str, tuple[dict[str, bytes], list[str]]] = {
         text("a,y\n1,dog\n") | text("a,y\n1,2\n", "2.csv"),
         ["'2.csv' has numbers", "'1.csv' has text ('dog' in line 2, column 'y')", "same in all files"],
     ),
-    "label out of range": (
-        text("a,y\n1,0\n1,-1\n"),
-        ["'1.csv' has -1 in line 3, column 'y'", "should be 0, 1, 2, ..."],
-    ),
 }
 
 

@@ -12,8 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import fedsoft as fs
-from fedsoft.data.table_clients import read_new_clients
-from fedsoft.data.table_settings import TableSettings
+from fedsoft.data.new_points import read_new_clients
 from fedsoft.errors import InputError
 from fedsoft.runs import spec
 
@@ -71,11 +70,15 @@ def test_numbers_can_be_categories(file: Path) -> None:
 
 
 def test_new_clients_are_coded_alike(file: Path, tmp_path: Path) -> None:
-    fed, options = table(file, drop=["fold"]), TableSettings(target="out", drop=("fold",))
+    fed, said = table(file, drop=["fold"]), []
     (tmp_path / "new.csv").write_text("color,age,id,out\nred,1,7,no\nviolet,2,8,yes\n")
-    found = read_new_clients(tmp_path / "new.csv", fed, options, client="id")
+    found = read_new_clients(tmp_path / "new.csv", fed, say=said.append)
     assert {name: x.tolist() for name, (x, _) in found.items()} == {"7": [[1, 0, 0, 1]], "8": [[2, 0, 0, 0]]}
-    alone = read_new_clients(tmp_path / "new.csv", fed, options, labelled=False)
+    assert said == [
+        "new.csv: 1 of 2 points have a value of column 'color' that no client had in training (the first is 'violet' "
+        "in line 3): they are coded as none of its categories"
+    ]
+    alone = read_new_clients(tmp_path / "new.csv", fed, labelled=False, say=said.append)
     assert [*alone] == ["new"]
 
 
@@ -83,16 +86,19 @@ def test_new_clients_are_coded_alike(file: Path, tmp_path: Path) -> None:
 def test_a_test_set_of_files(file: Path, tmp_path: Path, ending: str) -> None:
     if ending == "csv":
         (tmp_path / "test.csv").write_text("id,age,color,fold,out\n10,5,red,1,yes\n")
-        fed = table(file, split={"test": str(tmp_path / "test.csv")})
+        fed = table(file, split={"test": str(tmp_path / "test.csv")}, held_out=0.5)  # nothing more is held out
         assert (fed.train.sizes.tolist(), fed.held_out.sizes.tolist()) == ([2, 2], [0, 1])
     else:
         for part, names in (("train", "ab"), ("test", "b")):
             (tmp_path / part).mkdir()
             for name in names:
                 (tmp_path / part / f"{name}.csv").write_text("u,y\n1,0.5\n2,1.5\n")
-        fed = fs.datasets.folder(tmp_path / "train", split={"test": str(tmp_path / "test")}, standardize=True)
+        fed = fs.datasets.folder(
+            tmp_path / "train", split={"test": str(tmp_path / "test")}, standardize=True, held_out=0.5
+        )
         assert (fed.train.sizes.tolist(), fed.held_out.sizes.tolist()) == ([2, 2], [0, 2])
         assert fed.held_out.x.flatten().tolist() == [-1, 1]
+        assert fed.notices == ("2 of 2 held-out points are training points of the same client, too",)
 
 
 def test_splits_by_columns_which_are_no_inputs(file: Path) -> None:
@@ -130,6 +136,9 @@ def test_other_forms_of_csv(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"client": "ids"}, ["lacks a column", "did you mean 'id'"]),
+        ({"client": "ID"}, ["unknown column 'ID': did you mean 'id'?"]),
+        ({"split": {"column": "color", "test": ["gren"]}}, ["unknown value of the column 'gren'", "mean 'green'?"]),
+        ({"drop": "fold"}, ["drop = 'fold' is not allowed: should be a list, such as ['fold']"]),
         ({"drop": ["colour"]}, ["lacks a column", "did you mean 'color'"]),
         ({"features": ["z*"]}, ["unknown column 'z*'"]),
         ({"split": {"time": "when"}}, ["unknown column 'when'"]),
@@ -166,3 +175,33 @@ def test_a_run_of_toml(file: Path, tmp_path: Path) -> None:
     assert spec.RunSpec.from_dict(found.to_dict()) == found
     federation = fs.datasets.table(**found.dataset.settings)
     assert federation.held_out.sizes.tolist() == [2, 2]
+
+
+def test_label_is_another_name_of_the_target(file: Path) -> None:
+    fed = fs.datasets.table(file, client="id", label="out", held_out=0)
+    assert (fed.fingerprint, fed.columns) == (table(file).fingerprint, table(file).columns)
+
+
+def test_a_column_of_dates_says_what_it_may_be_used_for(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text("id,day,u,out\na,2024-01-01,1,2.5\nb,2024-01-02,2,3.5\n")
+    said = message(tmp_path / "all.csv")
+    assert "'2024-01-01' (date32[day]) in line 2, column 'day'" in said
+    assert "drop = ['day'], or hold the last points out by split = {time = 'day'}" in said
+
+
+def test_files_that_are_no_table_are_one_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "nope.csv"
+    assert message(gone) == f"table: path = '{gone}' does not exist, should be a .csv or .parquet file"
+    assert "is a folder, should be a .csv or .parquet file (one file for each client" in message(tmp_path)
+    assert "should be a .csv or .parquet file" in message(tmp_path / "all.npz")
+
+
+def test_integers_from_1_are_as_many_classes_as_there_are(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text("id,u,out\na,1,1\na,2,3\nb,3,2\nb,4,3\n")
+    (tmp_path / "test.csv").write_text("id,u,out\nb,5,2\n")
+    fed = table(tmp_path / "all.csv", split={"test": str(tmp_path / "test.csv")})
+    assert (fed.shape.outputs, fed.columns.classes) == (3, ("1", "2", "3"))
+    assert (fed.train.y.tolist(), fed.held_out.y.tolist()) == ([0, 2, 1, 2], [1])
+    (tmp_path / "test.csv").write_text("id,u,out\nb,5,4\n")
+    with pytest.raises(InputError, match="a label in line 2, column 'out' that the run does not know"):
+        table(tmp_path / "all.csv", split={"test": str(tmp_path / "test.csv")})

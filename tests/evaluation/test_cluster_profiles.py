@@ -10,7 +10,7 @@ import torch
 
 import fedsoft as fs
 from fedsoft.clusters.variation import Evidence
-from fedsoft.core.federation import Columns
+from fedsoft.core.columns import Columns
 from fedsoft.core.model import Layout, Model
 from fedsoft.evaluation.cluster_profiles import ClusterProfiles, cluster_profiles
 from fedsoft.evaluation.variance_table import VarianceRow, parameter_names, prior_summary

@@ -107,3 +107,12 @@ def test_tokens_at_nodes_need_their_kind() -> None:
     fed = fs.datasets.nodes(clients={"a": key_of(0)}, input=[3], kind="int", outputs=2, task="classification")
     net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
     fs.fit(fs.FedAvg(), fed, net, rounds=0)
+
+
+@pytest.mark.parametrize("label", [1, 2])
+def test_a_node_without_the_first_classes_keeps_the_numbers_of_its_labels(label: int, tmp_path: Path) -> None:
+    node = node_at(tmp_path, 'name = "a"\nworkers = 1\n[data]\npath = "a.csv"\nheld_out = 0.0\n')
+    (tmp_path / "a.csv").write_text("u,y\n" + f"0.5,{label}\n" * 3)
+    shape = agreed_shape({"task": "classification", "outputs": 3, "input": [1]})
+    found = node.config.own_points(shape)
+    assert (found.train.y.tolist(), found.shape) == ([label] * 3, shape)

@@ -12,8 +12,7 @@ from rich.text import Text
 
 import fedsoft as fs
 from fedsoft.core.federation import Federation
-from fedsoft.data.table_clients import read_new_clients
-from fedsoft.data.table_settings import TableSettings
+from fedsoft.data.new_points import read_new_clients
 from fedsoft.errors import InputError
 from fedsoft.onboarding.learning_curve import counts, learning_curve
 from fedsoft.onboarding.usual import Usual
@@ -188,12 +187,12 @@ def test_new_clients_are_read_by_the_columns_and_classes_of_the_run(tables: tupl
     assert fed.columns.features == ("u", "v")
     assert fed.columns.classes == ("maybe", "no", "yes")
     (path / "new.csv").write_text("outcome,v,u\nyes,2,1\n")
-    ((x, y),) = read_new_clients(path / "new.csv", fed, TableSettings(target="outcome")).values()
+    ((x, y),) = read_new_clients(path / "new.csv", fed).values()
     assert (x.tolist(), None if y is None else y.tolist()) == ([[1, 2]], [2])
     (path / "bare.csv").write_text("v,u\n2,1\n")
-    ((x, y),) = read_new_clients(path / "bare.csv", fed, TableSettings(target="outcome"), labelled=False).values()
+    ((x, y),) = read_new_clients(path / "bare.csv", fed, labelled=False).values()
     assert (x.tolist(), y) == ([[1, 2]], None)
-    assert [*read_new_clients(path / "clients", fed, TableSettings(target="outcome"))] == ["a", "b"]
+    assert [*read_new_clients(path / "clients", fed)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_new_clients_are_read_by_the_columns_and_classes_of_the_run(tables: tupl
         (
             "new.csv",
             "u,w,outcome\n1,2,yes\n",
-            "should have the columns of 'the run's data', but lacks 'v' and adds 'w'",
+            "should have the columns of the run's data, but lacks 'v' and adds 'w'",
         ),
         ("new.csv", "u,v\n1,2\n", "lacks the labels"),
         ("new.txt", "", "should be a folder, or a file ending in"),
@@ -219,25 +218,25 @@ def test_files_that_do_not_fit_are_one_sentence(
     if text is not None:
         (path / name).write_text(text)
     with pytest.raises(InputError, match=words):
-        read_new_clients(path / name, fed, TableSettings(target="outcome"))
+        read_new_clients(path / name, fed)
 
 
 def test_numbered_classes_that_the_run_has_not_are_named(tmp_path: Path) -> None:
     fed = Federation.from_clients([(np.eye(3, 2), np.array([0, 1, 2]))], held_out=0.0)
     (tmp_path / "new.csv").write_text("u,v,y\n1,2,0\n1,2,3\n")
     with pytest.raises(InputError, match=r"'new\.csv' has 3 in line 3, column 'y', but classes should be 0 to 2"):
-        read_new_clients(tmp_path / "new.csv", fed, TableSettings())
+        read_new_clients(tmp_path / "new.csv", fed)
     (tmp_path / "new.csv").write_text("u,v,y\n1,2,1\n1,2,many\n")
     with pytest.raises(InputError, match=r"'many' in line 3, column 'y'.*the run's data has numbers"):
-        read_new_clients(tmp_path / "new.csv", fed, TableSettings())
+        read_new_clients(tmp_path / "new.csv", fed)
 
 
 def test_arrays_without_labels_are_read_for_prediction(tmp_path: Path, run: fs.Run) -> None:
     np.savez(tmp_path / "p.npz", x=np.ones((2, 3)))
-    ((x, y),) = read_new_clients(tmp_path / "p.npz", run.federation, TableSettings(), labelled=False).values()
+    ((x, y),) = read_new_clients(tmp_path / "p.npz", run.federation, labelled=False).values()
     assert (x.shape, y) == ((2, 3), None)
     with pytest.raises(InputError, match="lacks an array"):
-        read_new_clients(tmp_path / "p.npz", run.federation, TableSettings())
+        read_new_clients(tmp_path / "p.npz", run.federation)
 
 
 def test_a_run_without_held_out_points_is_judged_by_training_points() -> None:

@@ -286,6 +286,18 @@ def test_a_run_belongs_to_the_data_it_began_with(tmp_path: Path) -> None:
     assert load(folder.path).rounds == 3  # what it has learned stands alone
 
 
+def test_a_run_knows_its_held_out_points(tmp_path: Path) -> None:
+    rows = [f"c{k % 2},{k},{k % 5},{k // 8}" for k in range(10)]
+    data, raw = tmp_path / "all.csv", {"rounds": 1, "algorithm": "fedavg", "model": "linear"}
+    split = {"column": "fold", "test": ["1"]}
+    raw |= {"dataset": {"name": "table", "path": str(data), "client": "id", "split": split, "task": "regression"}}
+    data.write_text("\n".join(["id,u,y,fold", *rows]) + "\n")
+    execute(spec.RunSpec.from_dict(raw), tmp_path / "run", QUICK)
+    data.write_text("\n".join(["id,u,y,fold", *rows[:-1], rows[-1].replace(",9,", ",11,")]) + "\n")
+    with pytest.raises(StoreError, match="the held-out points have changed since run 'run' began: put them back"):
+        execute(spec.RunSpec.from_dict(raw), tmp_path / "run", QUICK)
+
+
 def test_a_missing_state_is_not_taken_for_a_run_that_never_began(tmp_path: Path) -> None:
     folder, _ = execute(small("rounds=3"), tmp_path / "run", QUICK)
     (folder.path / "state.safetensors").unlink()

@@ -133,7 +133,9 @@ def test_a_federation_of_another_kind_is_refused() -> None:
         short.extend(4, federation=wide)
     with pytest.raises(fs.InputError, match="none of the clients of the run is in this federation"):
         short.extend(4, federation=federation(["new", "newer"]))
-    with pytest.raises(fs.InputError, match="scale of its own"):
+    with pytest.raises(
+        fs.InputError, match=r"scaled by its own points, but the run .*: make it with standardize=False"
+    ):
         short.extend(4, federation=federation().standardized())
 
 

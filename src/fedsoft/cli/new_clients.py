@@ -54,12 +54,9 @@ class Loaded:
 
     def read(self, data: Path, target: str | None, *, labelled: bool = True) -> dict[str, Any]:
         """Return the points in files, by client, read as those of the run were."""
-        from fedsoft.data.table_clients import read_new_clients
-        from fedsoft.data.table_settings import TableSettings
+        from fedsoft.data.new_points import read_new_clients
 
-        given = self.spec.dataset.settings if self.spec.dataset.name in ("folder", "table") else {}
-        options, client = TableSettings.picked(given, target), given.get("client") if labelled else None
-        return read_new_clients(data, self.run.federation, options, client=client, labelled=labelled)
+        return read_new_clients(data, self.run.federation, target, labelled=labelled, say=partial(say, to=err))
 
 
 @dataclass(frozen=True)

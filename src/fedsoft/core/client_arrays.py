@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedsoft.core.client_data import ClientData, DataShape, Task
 from fedsoft.core.client_inputs import Given, agreed_fields, collated, given_inputs, packed, tensor_of
+from fedsoft.core.columns import Columns
 from fedsoft.core.inputs import InputField
 from fedsoft.core.mapped import pick
 from fedsoft.errors import InputError, unknown
@@ -27,8 +28,8 @@ def check_clients(
     task: Task | Literal["auto"],
     classes: int | Sequence[str] | None,
     length: int | None = None,
-) -> tuple[DataShape, Pairs, tuple[str, ...] | None]:
-    """Return the shape that all clients share, their points as tensors, and the classes where labels are text.
+) -> tuple[DataShape, Pairs, Columns]:
+    """Return the shape that all clients share, their points as tensors, and the classes where labels have to be coded.
 
     Raise InputError where clients differ, or have what cannot be used. `length`: the longest that a sequence may be.
     """
@@ -52,8 +53,34 @@ def check_clients(
     if known is not None and task in ("regression", "multilabel"):
         raise InputError(f"task = '{task}' is not allowed: y is text, should be numbers")
     task, pairs = _task(names, task, pairs)
+    whole = task == "classification" and classes is None and known is None
+    pairs, known = _from_zero(pairs) if whole else (pairs, known)
     shape = _shape(task, names, pairs, len(known) if known else classes)  # pyright: ignore[reportArgumentType]
-    return replace(shape, fields=fields), pairs, known
+    return replace(shape, fields=fields), pairs, Columns(classes=known, whole=whole and known is not None)
+
+
+def _from_zero(pairs: Pairs) -> tuple[Pairs, tuple[str, ...] | None]:
+    """Return labels that are whole numbers, but not from 0, as numbers of classes, and these classes in order."""
+    if any(y.ndim != 1 for _, y in pairs) or min(int(y.min()) for _, y in pairs) == 0:
+        return pairs, None
+    known = torch.cat([y for _, y in pairs]).unique()
+    return [(x, torch.searchsorted(known, y)) for x, y in pairs], tuple(map(str, known.tolist()))
+
+
+def coded(name: str, y: Any, columns: Columns) -> Any:
+    """Return the labels of a new client as numbers of classes, where those of the clients are coded."""
+    if not columns.whole:
+        (found,), _ = numbered([name], [y], columns.classes)
+        return found
+    labels, given = columns.labels, _array(y)
+    assert labels is not None
+    if given.dtype.kind not in "iuf":
+        raise InputError(f"client '{name}' has text as labels, should be whole numbers such as {labels[0]}")
+    if given.size and (wrong := given[~np.isin(given, labels)].ravel()).size:
+        raise InputError(
+            f"client '{name}' has a label of no class: {unknown('class', f'{wrong[0]:g}', columns.classes or ())}"
+        )
+    return np.searchsorted(labels, given)
 
 
 def as_pair(name: str, given: Any) -> tuple[Any, Any]:

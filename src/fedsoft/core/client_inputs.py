@@ -21,6 +21,10 @@ Given = Tensor | dict[str, Value]
 """One input, or several: by name, or by the number of their place."""
 
 RANKS: tuple[Kind, ...] = ("bool", "int32", "float32", "float64")  # what becomes what where clients differ
+TEXT = (
+    "fs.datasets.table codes columns of text, and run.predict and run.adopt take files, data frames and dictionaries "
+    "of columns"
+)
 LARGEST = 2**31 - 1  # of an integer among several inputs
 
 
@@ -28,7 +32,10 @@ def tensor_of(who: str, what: str, value: Any) -> Tensor:
     """Return an array of finite real numbers as a tensor."""
     try:
         # A copy: arrays may be read-only or run backwards, and the caller may write to theirs later.
-        found = value.detach() if isinstance(value, Tensor) else torch.from_numpy(_native(np.array(value)))
+        array = None if isinstance(value, Tensor) else np.array(value)
+        if array is not None and _has_text(array):
+            raise TypeError(f"it holds text: {TEXT}")
+        found = value.detach() if array is None else torch.from_numpy(_native(array))
     except (TypeError, ValueError) as error:
         raise InputError(f"{who}: {what} is not an array of numbers ({error})") from None
     if found.is_complex():
@@ -36,6 +43,10 @@ def tensor_of(who: str, what: str, value: Any) -> Tensor:
     if found.is_floating_point() and not all(bool(torch.isfinite(rows).all()) for rows in blocks_of(found)):
         raise InputError(f"{who}: {what} holds NaN or infinite values, clean or drop those points")
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+
+
+def _has_text(values: np.ndarray) -> bool:
+    return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(one, str) for one in values.flat))
 
 
 def _native(values: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -16,12 +15,13 @@ from fedsoft.core.client_arrays import (
     check_clients,
     check_new_client,
     check_new_inputs,
+    coded,
     divide,
-    numbered,
 )
 from fedsoft.core.client_data import ClientData, DataShape, Task
-from fedsoft.core.label_notices import label_notices
-from fedsoft.core.mapped import blocks_of
+from fedsoft.core.columns import Columns
+from fedsoft.core.fingerprints import digest, repeated
+from fedsoft.core.label_notices import coding_notices, label_notices
 from fedsoft.core.scaling import Scale, is_scaled, scaling_warning
 from fedsoft.core.splits import Split, at_random, check_left
 from fedsoft.errors import InputError, unknown
@@ -53,38 +53,6 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What tables of clients call things.
-
-    Arguments:
-        features: the columns of inputs, in the order of x.
-        classes: the labels where they are text, in the order of their numbers.
-        categories: columns of text with the values that are known: each is one element of x, 1 where a point has it
-            and else 0. A point with another value has 0 in all of them.
-        ignored: columns that tables may have and that are no inputs.
-        tokens: inputs that are tokens, apart from those that are numbers.
-        attributes: of inputs that are no rows of a table, such as alternatives to choose from: what models weigh.
-        outcomes: what classes are called whose labels are numbers.
-    """
-
-    features: tuple[str, ...] | None = None
-    classes: tuple[str, ...] | None = None
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    outcomes: tuple[str, ...] = ()
-
-    @property
-    def elements(self) -> tuple[str, ...] | None:
-        """A name for each element of x: that of its column, or `column=value`."""
-        if self.features is None:
-            return None
-        parts = [[f"{name}={value}" for value in self.categories.get(name, ())] or [name] for name in self.features]
-        return tuple(element for part in parts for element in part)
-
-
-@dataclass(frozen=True)
 class Federation:
     """Clients with training points and held-out points of their own, and the truth where it is known.
 
@@ -100,7 +68,7 @@ class Federation:
     names: tuple[str, ...]
     shape: DataShape
     truth: Truth | None = None
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     before: ClientData | None = None
     change_at: int = 0
     scale: Scale | None = None
@@ -162,18 +130,15 @@ class Federation:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a client or a training point does: a run must not go on with other data."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name in self.names:
-            digest.update(f"{len(name)}:{name}".encode())
-        earlier = () if self.before is None else (self.before.x, self.before.y)
-        for tensor in (self.train.sizes, self.train.x, self.train.y, *earlier):
-            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-            for rows in blocks_of(tensor):
-                digest.update(rows.contiguous().numpy().tobytes())
-        if self.train.augment is not None:
-            digest.update(repr(self.train.augment).encode())
-        return digest.hexdigest()
+        """Changes when the data does: a run must not go on, nor its scores be shown, with other data.
+
+        Its first half is about clients and training points, the second about held-out points and test sets.
+        """
+        before = () if self.before is None else (self.before.x, self.before.y)
+        how = "" if self.train.augment is None else repr(self.train.augment)
+        trained = digest(self.names, (self.train.sizes, self.train.x, self.train.y, *before), how)
+        tests = () if self.truth is None else [part for test in self.truth.tests for part in test]
+        return trained + digest((), (self.held_out.sizes, self.held_out.x, self.held_out.y, *tests))
 
     def only(self, source: int) -> Federation:
         """Return the clients with only their points of one source; those without any to train on are left out.
@@ -202,9 +167,20 @@ class Federation:
 
     def new_client(self, x: Any, y: Any, name: str = "new client") -> tuple[Tensor, Tensor]:
         """Return the points of a new client as models see them, checked against those of the clients."""
-        (y,), _ = numbered([name], [y], self.columns.classes)
-        x, y = check_new_client(name, x, y, self.shape, self.train)
+        x, y = check_new_client(name, x, coded(name, y, self.columns), self.shape, self.train)
         return self.as_seen(x), y
+
+    def uncoded(self) -> Federation:
+        """Return the same with labels that are whole numbers as they are in the data: those of others are not known."""
+        labels = self.columns.labels
+        if labels is None or not self.columns.whole:
+            return self
+        if labels[0] < 0:
+            raise InputError(f"label {labels[0]} is not allowed: classes should be 0, 1, 2, ...")
+        train, held_out = (replace(data, y=torch.from_numpy(labels)[data.y]) for data in (self.train, self.held_out))
+        columns = replace(self.columns, classes=None, whole=False)
+        shape = replace(self.shape, outputs=int(labels[-1]) + 1)
+        return replace(self, train=train, held_out=held_out, columns=columns, shape=shape)
 
     def new_inputs(self, x: Any) -> Tensor:
         """Return inputs from outside as models see them, checked against those of the clients."""
@@ -236,18 +212,19 @@ class Federation:
                 `{"column": c, "test": values}`, where t, g and c have an array of values per client; or the points
                 themselves, `{"test": pairs}`, one for each client or by name for some (see `core.splits.Split`).
             task: what y is, default: by its type.
-            classes: the number of classes, default: the largest label + 1; for labels that are text their order.
+            classes: the number of classes, default: the largest label + 1; for labels that are text their order. Whole
+                numbers that do not begin at 0 are numbered in their order, as text is.
             length: of sequences, to which shorter ones are padded; default: that of the longest.
             seed: decides which points are held out.
         """
         if not 0 <= held_out < 1:
             raise InputError(f"held_out = {held_out} is not allowed: should be at least 0 and below 1")
         names = tuple(map(str, names)) if names is not None else tuple(map(str, range(len(clients))))
-        shape, pairs, known = check_clients(names, clients, task, classes, length)
-        given = {"task_given": task != "auto", "classes_given": classes is not None or known is not None}
-        notices = label_notices(shape, [y for _, y in pairs], **given)
+        shape, pairs, columns = check_clients(names, clients, task, classes, length)
+        given = {"task_given": task != "auto", "classes_given": classes is not None or columns.classes is not None}
+        notices = [*coding_notices(columns), *label_notices(shape, [y for _, y in pairs], **given)]
         made = Federation(ClientData.concat(pairs), ClientData.concat([(x[:0], y[:0]) for x, y in pairs]), names, shape,
-                          columns=Columns(classes=known), notices=tuple(notices))  # fmt: skip
+                          columns=columns, notices=tuple(notices))  # fmt: skip
         split = split if split is None or isinstance(split, Split) else Split(**split)
         if split is None:
             masks = [at_random(name, len(y), held_out, seed) for name, (_, y) in zip(names, pairs, strict=True)]
@@ -272,7 +249,11 @@ class Federation:
                 )
         none = (self.train.x[:0], self.train.y[:0])
         pairs = [self.new_client(*as_pair(name, given[name]), name) if name in given else none for name in self.names]
-        return replace(self, held_out=ClientData.concat(pairs))
+        held_out = ClientData.concat(pairs)
+        notices = self.notices
+        if count := repeated(self.train, held_out):
+            notices += (f"{count} of {len(held_out.y)} held-out points are training points of the same client, too",)
+        return replace(self, held_out=held_out, notices=notices)
 
 
 def _is_integer(x: Tensor) -> bool:

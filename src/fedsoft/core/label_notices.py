@@ -8,9 +8,21 @@ import numpy as np
 from torch import Tensor
 
 from fedsoft.core.client_data import DataShape
+from fedsoft.core.columns import Columns
 
 FEW = 20  # different whole numbers, so few that they are likely classes
 SPARSE = 0.5  # of the classes, fewer of which occur where a label is likely mistyped
+
+
+def coding_notices(columns: Columns) -> list[str]:
+    """Return a sentence where labels are whole numbers that do not begin at 0."""
+    if not columns.whole or columns.classes is None:
+        return []
+    first, last = columns.classes[0], columns.classes[-1]
+    return [
+        f"Labels are {len(columns.classes)} whole numbers from {first} to {last}: output j of a model is the j-th of "
+        "them, fed.columns.classes[j]"
+    ]
 
 
 def label_notices(shape: DataShape, targets: Sequence[Tensor], *, task_given: bool, classes_given: bool) -> list[str]:

@@ -139,5 +139,6 @@ def scaling_warning(x: Tensor) -> str | None:
         return None
     return (
         f"Inputs are not scaled (means up to {mean:.3g}, standard deviations up to {std:.3g}): networks learn little "
-        "from them; bring every column to mean 0 and standard deviation 1 (for a folder: dataset.standardize = true)"
+        "from them; bring every column to mean 0 and standard deviation 1 (standardize = true for tables, "
+        "folders and arrays, else federation.standardized())"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsoft.errors import InputError
+from fedsoft.errors import InputError, unknown
 from fedsoft.seeds import generator
 from fedsoft.settings import settings
 
@@ -54,8 +54,12 @@ class Split:
             return _by_group(names, [_texts(own) for own in values], share, seed)
         if self.kind == "time":
             return [_last(_times(name, own), share) for name, own in zip(names, values, strict=True)]
-        wanted = _texts(np.atleast_1d(np.asarray(self.test)))
-        return [np.isin(_texts(own), wanted) for own in values]
+        wanted, texts = _texts(np.atleast_1d(np.asarray(self.test))), [_texts(own) for own in values]
+        known = np.unique(np.concatenate(texts)).tolist()
+        for value in wanted.tolist():
+            if value not in known:
+                raise InputError(f"split.test: {unknown('value of the column', value, known)}")
+        return [np.isin(own, wanted) for own in texts]
 
 
 def at_random(name: str, points: int, share: float, seed: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from fedsoft.machine.resources import available
 from fedsoft.storage.files import open_regular
 
 ENDINGS = (".csv", ".npz", ".parquet")
+TABLES = (".csv", ".parquet")
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # how an archive begins, with and without members
 
 
@@ -46,6 +47,18 @@ def one_file(path: Path) -> Path:
         raise InputError(f"'{path}' is not allowed: should be a folder, or a file ending in {', '.join(ENDINGS)}")
     if not path.exists():
         raise InputError(f"'{path}' does not exist, should be a folder, or a file ending in {', '.join(ENDINGS)}")
+    return path
+
+
+def one_table(path: Path) -> Path:
+    """Return a file with the points of all clients; raise InputError for one that is missing or of another kind."""
+    shown, wanted = f"table: path = '{path}'", f"should be a {' or '.join(TABLES)} file"
+    if path.is_dir():
+        raise InputError(f"{shown} is a folder, {wanted} (one file for each client: name = 'folder')")
+    if path.suffix.lower() not in TABLES:
+        raise InputError(f"{shown} is not allowed: {wanted}")
+    if not path.exists():
+        raise InputError(f"{shown} does not exist, {wanted}")
     return path
 
 

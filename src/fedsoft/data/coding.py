@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsoft.core.federation import Columns
+from fedsoft.core.columns import Columns
 from fedsoft.data.streams import bad
 from fedsoft.data.table_settings import TableSettings, matches
-from fedsoft.data.tables import Table, reads_as_number
+from fedsoft.data.tables import Table, reads_as_number, value
 from fedsoft.data.token_columns import tokens
 
 
@@ -62,12 +62,29 @@ def _numbers(table: Table, columns: Columns) -> np.ndarray:
     parts = []
     for name in _plain(columns):
         if name in columns.categories:
-            values = np.array([str(value) for value in table.values(name).tolist()], dtype=np.str_)
-            parts.append(values[:, None] == np.array(columns.categories[name], dtype=np.str_))
+            parts.append(_texts(table, name)[:, None] == np.array(columns.categories[name], dtype=np.str_))
         else:
             parts.append(table.numbers(name)[:, None])
     x = np.concatenate(parts, axis=1)
     return x if x.dtype.kind == "f" else x.astype(np.float32)
+
+
+def _texts(table: Table, name: str) -> np.ndarray:
+    return np.array([str(value) for value in table.values(name).tolist()], dtype=np.str_)
+
+
+def unseen(table: Table, columns: Columns) -> list[str]:
+    """Return a sentence about each column with values that are none of its categories."""
+    said = []
+    for name, known in columns.categories.items():
+        values = _texts(table, name)
+        if len(rows := np.flatnonzero(~np.isin(values, known))):
+            first = f"the first is {value(str(values[rows[0]]))} in {table.place(int(rows[0]))}"
+            said.append(
+                f"{table.file.name}: {len(rows)} of {len(values)} points have a value of column '{name}' that no "
+                f"client had in training ({first}): they are coded as none of its categories"
+            )
+    return said
 
 
 def id_notices(columns: Columns, tables: Sequence[Table], clients: Sequence[np.ndarray]) -> tuple[str, ...]:

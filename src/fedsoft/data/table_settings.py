@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from fedsoft.core.federation import Columns
+from fedsoft.core.columns import Columns, Reading
 from fedsoft.core.splits import Split
 from fedsoft.data.csv_files import CsvForm
 from fedsoft.data.streams import bad
@@ -18,6 +17,7 @@ from fedsoft.errors import InputError, unknown
 from fedsoft.settings import settings
 
 Names = tuple[str, ...]
+Decimal = Literal[".", ","]
 Task = Literal["auto", "regression", "classification", "multilabel"]
 
 
@@ -46,6 +46,7 @@ class TableSettings:
         standardize: bring every input but tokens to mean 0 and std 1 over the training points of all clients; new
             clients and exported models use the same scale.
         seed: decides which points are held out.
+        label: another name of `target`.
     """
 
     target: str | Names = "y"
@@ -56,22 +57,33 @@ class TableSettings:
     tokens: Names = ()
     length: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    decimal: Literal[".", ","] = "."
+    decimal: Decimal = "."
     encoding: str = "utf-8"
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
     split: Split | None = None
     task: Task = "auto"
     standardize: bool = False
     seed: int = 0
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.label is not None:
+            object.__setattr__(self, "target", self.label)
 
     @staticmethod
-    def picked(given: Mapping[str, Any], target: str | None = None) -> TableSettings:
-        """Return those of a run's settings that say how its tables are read; `target`: another name of that column."""
-        known = {field.name for field in fields(TableSettings)}  # pyright: ignore[reportArgumentType]
-        found = {key: value for key, value in given.items() if key in known}
-        if target is not None or "label" in given:
-            found["target"] = target or given["label"]
-        return TableSettings(**found)
+    def like(reading: Reading, target: str | None, ignored: Names) -> TableSettings:
+        """Return how to read further files as those of a run; `target`: another name of that column."""
+        return TableSettings(
+            target=target or reading.target, features=reading.arrays, drop=ignored, delimiter=reading.delimiter,
+            decimal=cast(Decimal, reading.decimal), encoding=reading.encoding,
+        )  # fmt: skip
+
+    def reading(self, client: str | None) -> Reading:
+        """Return what the files of new clients have to be read by."""
+        return Reading(
+            target=self.target, client=client, arrays=self.features, delimiter=self.delimiter, decimal=self.decimal,
+            encoding=self.encoding,
+        )  # fmt: skip
 
     @property
     def targets(self) -> Names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,14 @@ class Table:
 
     @staticmethod
     def of(rows: Any, name: str = "table") -> Table:
-        """Return a table in memory: one of pyarrow, or a data frame of pandas."""
+        """Return a table in memory: one of pyarrow, a data frame of pandas, or a dictionary of columns."""
         import pyarrow as pa
 
         try:
-            if not isinstance(rows, pa.Table):
+            if isinstance(rows, Mapping):
+                plain = {str(key): own if isinstance(own, list) else np.asarray(own) for key, own in rows.items()}
+                rows = pa.table({key: pa.array(own) for key, own in plain.items()})
+            elif not isinstance(rows, pa.Table):
                 rows = pa.Table.from_pandas(rows, preserve_index=False)
             return Table(Path(name), _simplest(rows))._checked()
         except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
@@ -126,7 +130,10 @@ class Table:
         row = first_word(np.array(column.to_numpy())) if text else 0
         cell = column[row].as_py()
         found = f"text {value(cell)}" if text else f"{value(str(cell))} ({column.type})"
-        return bad(self.file, f"has {found} in {self.place(row)}, column '{name}', should be {wanted}")
+        remedy = ""
+        if _is_time(column.type):
+            remedy = f": leave it out by drop = ['{name}'], or hold the last points out by split = {{time = '{name}'}}"
+        return bad(self.file, f"has {found} in {self.place(row)}, column '{name}', should be {wanted}{remedy}")
 
     def _finite(self, found: np.ndarray, name: str) -> np.ndarray:
         if found.dtype.kind == "f" and len(rows := np.flatnonzero(~np.isfinite(found))):
@@ -154,6 +161,12 @@ def _is_number(type_: Any) -> bool:
     from pyarrow import types
 
     return types.is_integer(type_) or types.is_floating(type_)
+
+
+def _is_time(type_: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_temporal(type_)
 
 
 def _simplest(rows: Any) -> Any:

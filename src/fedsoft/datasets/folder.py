@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from fedsoft.core.federation import Federation
@@ -21,16 +20,13 @@ class Folder(TableSettings):
 
     Arguments:
         path: of the folder; hidden files, folders inside it and files with other endings are ignored.
-        label: an earlier name of `target`.
     """
 
     path: str | Path
-    label: str | None = None
 
     def federation(self) -> Federation:
         """Read the files."""
-        options = self if self.label is None else replace(self, target=self.label)
-        return federate(files_in(Path(self.path)), options)
+        return federate(files_in(Path(self.path)), self)
 
 
 folder = dataset(Folder)

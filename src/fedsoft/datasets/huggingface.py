@@ -87,6 +87,8 @@ class HuggingFace(TableSettings):
             "is_in", [tested.column(own)], compute.SetLookupOptions(rows.column(own).unique())
         )
         left = len(tested) - len(tested := tested.filter(known))
+        if not len(tested):
+            raise InputError("split 'test' has other clients than 'train', but held-out points need training points")
         sides = [
             part.append_column(SIDE, pa.array([side] * len(part), pa.string()))
             for side, part in (("train", rows), ("test", tested.select(rows.column_names)))

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsoft.core.federation import Federation
-from fedsoft.data.client_files import check_readable, one_file
+from fedsoft.data.client_files import check_readable, one_table
 from fedsoft.data.dataset_settings import dataset
 from fedsoft.data.table_clients import federate
 from fedsoft.data.table_settings import TableSettings
 from fedsoft.data.tables import Table as Rows
-from fedsoft.errors import SettingError
 from fedsoft.settings import settings
 
 __all__ = ["table"]
@@ -33,9 +32,7 @@ class Table(TableSettings):
         """Read the table."""
         if not isinstance(self.path, str | Path):
             return federate([Rows.of(self.path)], self, self.client)
-        file = one_file(Path(self.path))
-        if file.suffix.lower() == ".npz":
-            raise SettingError("Table", "path", str(self.path), "should be a .csv or .parquet file")
+        file = one_table(Path(self.path))
         check_readable(file)
         return federate([Rows.read(file, self.form)], self, self.client)
 

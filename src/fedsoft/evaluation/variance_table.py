@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedsoft.clusters.variation import EACH, Evidence
-from fedsoft.core.federation import Columns
+from fedsoft.core.columns import Columns
 from fedsoft.core.metrics import binary_cross_entropy, cross_entropy, squared_loss
 from fedsoft.core.model import Layout, Model
 

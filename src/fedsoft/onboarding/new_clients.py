@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,6 +24,7 @@ from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
 from fedsoft.core.model import Model
 from fedsoft.core.scaling import Scale
+from fedsoft.data.new_points import seen_inputs
 from fedsoft.errors import InputError
 from fedsoft.machine.threads import one_thread
 from fedsoft.onboarding.usual import Fit, Usual, Verdict, outputs
@@ -82,7 +84,7 @@ class Adopted:
         return self.verdict == "fits"
 
     def predict(self, x: Any) -> Tensor:
-        """Return values or probabilities for inputs as they are in the clients' data, `x[points, ...]`."""
+        """Return values or probabilities for inputs as they are in the clients' data; see `Run.predict`."""
         with torch.no_grad(), one_thread():
             return self.ensemble.predict(self.inputs(x))
 
@@ -150,7 +152,7 @@ class NewClients:
             mean = losses.mean(0)
             return Adopted(
                 name, how, len(losses), u[0], span.low, span.high, level, mean, fit, alike(logp, u[0], level),
-                self._ensemble(how, data, u, mean, name), self.federation.new_inputs, self.federation.scale,
+                self._ensemble(how, data, u, mean, name), partial(seen_inputs, self.federation), self.federation.scale,
             )  # fmt: skip
 
     def points(self, pairs: list[tuple[Tensor, Tensor]]) -> ClientData:

@@ -13,7 +13,8 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from fedsoft.core.client_data import Augment, ClientData, DataShape
-from fedsoft.core.federation import Columns, Federation
+from fedsoft.core.columns import Columns
+from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import words
 from fedsoft.core.scaling import Scale
 

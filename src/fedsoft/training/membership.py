@@ -44,5 +44,9 @@ def scaled_as(federation: Federation, scale: Scale | None) -> Federation:
     if scale is not None and own is not None and torch.equal(scale.mean, own.mean) and torch.equal(scale.std, own.std):
         return federation
     if scale is None or own is not None:
-        raise InputError("this federation has a scale of its own: give it unscaled, models know only that of the run")
+        run = "does not scale its inputs" if scale is None else "scales its inputs by those that it began with"
+        raise InputError(
+            f"this federation is scaled by its own points, but the run {run}: make it with standardize=False "
+            "(no federation.standardized()), it is then scaled as the run's is"
+        )
     return federation.scaled(scale)

@@ -26,15 +26,15 @@ class ClientPredictions(Triple):
         client: its name.
         y: the targets as in the data, text where labels are text, `[points]` or `[points, outputs]`.
         prediction: values, or a probability for each class or label.
-        classes: the classes in the order of probabilities, where labels are text.
+        classes: the classes in the order of probabilities, where labels are text or whole numbers not from 0.
         task: classification, multilabel or regression.
     """
 
-    classes: tuple[str, ...] | None
+    classes: tuple[str | int, ...] | None
     task: Task
 
     def __new__(
-        cls, client: str, y: np.ndarray, prediction: np.ndarray, classes: tuple[str, ...] | None, task: Task
+        cls, client: str, y: np.ndarray, prediction: np.ndarray, classes: tuple[str | int, ...] | None, task: Task
     ) -> Self:
         made = super().__new__(cls, client, y, prediction)
         made.classes, made.task = classes, task
@@ -53,10 +53,11 @@ class ClientPredictions(Triple):
 
 def by_client(federation: Federation, predictions: Tensor) -> list[ClientPredictions]:
     """Divide predictions for all held-out points, in the order of `held_out.points`, among clients."""
-    data, classes = federation.held_out, federation.columns.classes
+    data, labels = federation.held_out, federation.columns.labels
     y = data.y[data.points].cpu().numpy()
     cuts = np.cumsum(data.sizes.cpu().numpy())[:-1]
-    targets = np.split(y if classes is None else np.array(classes)[y], cuts)
+    targets = np.split(y if labels is None else labels[y], cuts)
+    classes = None if labels is None else tuple(labels.tolist())
     found = np.split(predictions.cpu().numpy(), cuts)
     return [
         ClientPredictions(name, own, guess, classes, federation.shape.task)

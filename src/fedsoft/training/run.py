@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, SupportsIndex
@@ -17,6 +17,7 @@ from fedsoft.core.client_metrics import ClientMetric, MetricChoice, read_metrics
 from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
 from fedsoft.core.model import Model, Params
+from fedsoft.data.new_points import is_rows, read_new_clients, seen_inputs
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
 from fedsoft.evaluation.metric_scores import score_metrics, with_centers
@@ -102,14 +103,18 @@ class Run:
         return self.model.layout.unflatten(found.w[0].clone())
 
     def predict(self, x: Any, *, center: int | None = None, client: SupportsIndex | str | None = None) -> Tensor:
-        """Predict for inputs `x[points, ...]` with a center or with a client's personal model.
+        """Predict for inputs with a center or with a client's personal model.
 
-        Where the federation is scaled, these are inputs as they were before; see `Federation`.
+        Arguments:
+            x: inputs `x[points, ...]`; where the federation is scaled, as they were before (see `Federation`). Where it
+                was read from files also such a file, a data frame, or a dictionary of columns: text is coded as that of
+                the clients, other columns than inputs are ignored.
+            center, client: whose model to use: the number of a center, or the number or name of a client.
         """
         if (center is None) == (client is None):
             raise InputError("predict needs either center=... or client=...")
         like = self.state.centers
-        inputs = self.model.inputs(self.federation.new_inputs(x).to(like.device), like.dtype)
+        inputs = self.model.inputs(seen_inputs(self.federation, x).to(like.device), like.dtype)
         with torch.no_grad():
             if client is not None:
                 return self.engine.predict_for(self._row(client), inputs, self.state)
@@ -160,22 +165,48 @@ class Run:
 
     def adopt(
         self, x: Any, y: Any = None, *, how: How = "mixture", level: float = LEVEL, lam: float | None = None,
-        name: str = "new client",
+        name: str | None = None,
     ) -> Adopted:  # fmt: skip
         """Serve a client that was not in the run: no training round, no other client.
 
         Arguments:
-            x, y: the new client's points, as two arguments or as one pair (x, y).
+            x, y: the new client's points, as two arguments or as one pair (x, y); or its file, a data frame or a
+                dictionary of columns with the targets, as x alone.
             how: what it is handed: the best `center`, the `mixture` of all, or a `personal` model from one proximal
                 solve.
             level: of the intervals of its shares.
             lam: strength of the pull towards the centers in that solve; default: that of the algorithm, or 1.
-            name: of the new client; the order of its batches depends on it.
+            name: of the new client; the order of its batches depends on it. Default: that in its file, if any.
         """
-        if y is None and not (isinstance(x, tuple | list) and len(x) == 2):
-            raise InputError("adopt needs points with their targets: adopt(x, y) or adopt((x, y))")
-        x, y = x if y is None else (x, y)
-        return self.new_clients(lam=lam).adopt(x, y, how=how, level=level, name=name)
+        if is_rows(x, self.federation):
+            points = read_new_clients(x, self.federation, labelled=y is None)
+            if len(points) != 1:
+                some = ", ".join(f"'{one}'" for one in [*points][:3])
+                raise InputError(f"adopt is for one client, but these are {len(points)}: {some}, ... (see adopt_all)")
+            ((found, pair),) = points.items()
+            x, y, name = pair[0], pair[1] if y is None else y, name or found
+        elif y is None:
+            if not (isinstance(x, tuple | list) and len(x) == 2):
+                raise InputError(
+                    "adopt needs points with their targets: adopt(x, y) or adopt((x, y)), or a file or table with them"
+                )
+            x, y = x
+        return self.new_clients(lam=lam).adopt(x, y, how=how, level=level, name=name or "new client")
+
+    def adopt_all(
+        self, points: Any, *, how: How = "mixture", level: float = LEVEL, lam: float | None = None
+    ) -> dict[str, Adopted]:
+        """Serve several new clients, by name; see `adopt`.
+
+        Arguments:
+            points: a folder with a file for each, or a file, a data frame or a dictionary of columns with the column of
+                clients that the run's data has; or pairs (x, y) by name.
+            how, level, lam: see `adopt`.
+        """
+        desk = self.new_clients(lam=lam)
+        pairs = isinstance(points, Mapping) and all(isinstance(one, tuple) and len(one) == 2 for one in points.values())
+        given = points if pairs else read_new_clients(points, self.federation)
+        return {name: desk.adopt(x, y, how=how, level=level, name=name) for name, (x, y) in given.items()}
 
     def scores(self, metrics: MetricChoice | None = None) -> Scores:
         """Score the centers and the personal models; see `Scores`.

@@ -183,7 +183,7 @@ class NodeConfig:
         if self.data.shard is not None:
             k, n = self.data.shard
             return f"{self.name}: share {k} of {n} of what its presets describe, {model}"
-        found = self._named(self._loaded())
+        found = self._named(self._loaded().uncoded())
         points, held = int(found.train.sizes.sum()), int(found.held_out.sizes.sum())
         return f"{self.name}: {len(found)} clients, {points} points and {held} held out, {model}"
 
@@ -274,7 +274,7 @@ class NodeConfig:
 
     def own_points(self, shape: DataShape) -> Federation:
         """Return the clients of this node, with the shape of data that the federation agreed on."""
-        found = self._named(self._loaded())
+        found = self._named(self._loaded().uncoded())
         if not _agree(found.shape, shape):
             raise Refused(Refusal.DATA, f"the data here has {found.shape}, the run has {shape}")
         # How several inputs are packed is a matter of this node.
