@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.clusters.personal_way import HELD_BACK, LARGEST_FACTOR, SCALES, TASKS, Trial, hold_back, lowest, taken
+from fedsoft.clusters.personal_way import (
+    HELD_BACK,
+    LARGEST_FACTOR,
+    SCALES,
+    TASKS,
+    Trial,
+    hold_back,
+    lowest,
+    taken,
+    task_solver,
+)
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import Way
 from fedsoft.core.local_solve import Work
@@ -40,6 +52,13 @@ def test_a_way_by_hand() -> None:
     c, own, sizes = torch.zeros(2, 1).double(), torch.tensor([[1.0], [2.0]]).double(), torch.tensor([4, 2])
     found = taken(Way((4.0, 12.0), 0.5), c, sizes, minimum(own, sizes))
     assert found.flatten().tolist() == pytest.approx([0.5 * (4 / 8 + 4 / 16) / 2, 0.5 * 2 * (2 / 6 + 2 / 14) / 2])
+
+
+@pytest.mark.parametrize("solver", [fs.SGD(lr=0.3), fs.Adam(lr=0.3), fs.AdamW(lr=0.3)])
+def test_steps_become_smaller_from_task_to_task(solver: fs.SGD | fs.Adam | fs.AdamW) -> None:
+    assert task_solver(solver, 0) == solver
+    assert task_solver(solver, 2) == replace(solver, lr=0.3 / 3)
+    assert task_solver(fs.Exact(), 2) == fs.Exact()
 
 
 def test_no_way_and_no_scale_are_the_center() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import shares_of
-from fedsoft.clusters.personal_way import SCALES, TASKS, Trial, hold_back, pull_to, taken
+from fedsoft.clusters.personal_way import SCALES, TASKS, Trial, hold_back, pull_to, taken, task_solver
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import (
@@ -169,7 +169,7 @@ def way_of(extra: Mapping[str, Tensor]) -> Way:
 
 
 def _solve(site: Site, w: Tensor, pull: Prox, task: int) -> Tensor:
-    return site.solve(w, prox=pull, label=f"way {task}")[0]
+    return site.by(task_solver(site.solver, task)).solve(w, prox=pull, label=f"way {task}")[0]
 
 
 def _log_likelihood(site: Site, loss: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ The personal model of a network is meant to be the mode of its posterior under w
 
 A few epochs of a first-order solver end near it, not at it: iterates wander about the minimum as far as the learning
 rate lets them, and their mean is closer to it than any of them. So a way is a task for each of a few strengths, each
-from where the one before has ended, and the mean of where they ended, d away from the center, taken times a scale:
+from where the one before has ended, with the learning rate divided by its number (Robbins and Monro's steps), and the
+mean of where they ended, taken times a scale:
 
     w_k = c + scale (mean of the w after each task - c)
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from fedsoft.core.batches import Prox
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.contract import Way
+from fedsoft.core.local_solve import Solver, slowed
 from fedsoft.core.site import Site
 
 HELD_BACK = 0.2  # share of its points that a client does not train on where models are compared
@@ -42,6 +44,11 @@ def pull_to(c: Tensor, strength: float, sizes: Tensor) -> Prox:
     """Return the pull `strength / n_k` of m clients to their centers `c[m, P]`."""
     each = (strength / sizes.to(c.dtype))[:, None]
     return Prox(each, each * c)
+
+
+def task_solver(solver: Solver, task: int) -> Solver:
+    """Return the local solver for a task of a way: steps become smaller as 1 / (task + 1)."""
+    return slowed(solver, 1 / (task + 1))
 
 
 def taken(way: Way, c: Tensor, sizes: Tensor, solve: Solve) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.clusters.ensemble import Ensemble
-from fedsoft.clusters.personal_way import taken
+from fedsoft.clusters.personal_way import taken, task_solver
 from fedsoft.clusters.posterior import interval, log_density, mixtures, posterior
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, weights_of_points
@@ -174,7 +174,9 @@ class NewClients:
         if self.way is not None:
             return taken(
                 self.way, start, data.sizes,
-                lambda w, pull, task: self.solve(data, w, pull, names, "way", task)[0],
+                lambda w, pull, task: replace(self, solver=task_solver(self.solver, task)).solve(
+                    data, w, pull, names, "way", task
+                )[0],
             )  # fmt: skip
         prox = Prox.to_centers((self.lam * u).to(self.centers), self.centers)
         return self.solve(data, start, prox, names, "adopt")[0]
