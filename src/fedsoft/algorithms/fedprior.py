@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved, squares
+from fedsoft.clusters.network_prior import NetworkPrior, is_network, way_of
+from fedsoft.clusters.personal_way import TASKS
 from fedsoft.clusters.posterior import summed_outputs
-from fedsoft.clusters.selection import Participants, participants
+from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.clusters.variation import Evidence, differences, groups_of, numbers_of
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import (
@@ -21,16 +22,17 @@ from fedsoft.core.contract import (
     MIXTURE,
     MODEL,
     NUMBER,
-    Algorithm,
     Answer,
     Ask,
     ClientState,
     PersonalModels,
     Reply,
     State,
+    Way,
     job,
 )
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
+from fedsoft.core.model import Model
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -40,7 +42,7 @@ FULL = 32  # parameters up to which `covariance = auto` learns how they vary tog
 
 
 @settings
-class FedPrior(Algorithm):
+class FedPrior(NetworkPrior):
     """Clients' models come from a few Gaussians around the centers, whose widths are learned with the centers.
 
     Maths. With w_k ~ sum_s pi_s N(c_s, Sigma_s) and n_k f_k the negative log-likelihood of client k's points:
@@ -53,6 +55,10 @@ class FedPrior(Algorithm):
     S is. Centers, widths and shares follow from sums over clients (`clusters.learned_prior`); for squared loss also the
     variance of the noise, s2 = sum_k n_k f_k(w_k) / (sum_k n_k - parameters that the points decide).
 
+    Networks are trained to no minimum and have no curvature to trust. Their centers are trained as FedAvg's, by clients
+    that drew them, and points that clients hold back decide r and, after the last round, how far a client's own model
+    goes from its center (`clusters.network_prior`).
+
     This is FedSoft's local problem with lambda = Sigma_s^-1 / n_k: a client with many points is pulled less. With one
     center and a fixed width it is Ditto's personal model; a width towards 0 leaves one model for each center, a large
     one trains every client alone.
@@ -61,7 +67,8 @@ class FedPrior(Algorithm):
         S: number of centers.
         K: clients drawn in a round between estimations, or "all".
         tau: rounds between estimations of r.
-        covariance: Sigma_s `full` or `diagonal`; `auto` is full up to 32 parameters.
+        covariance: Sigma_s `full`, `diagonal`, or `isotropic`: one width for all parameters, decided by points that
+            clients hold back. `auto` is isotropic for networks, else full up to 32 parameters.
         spread: standard deviation of clients' parameters around their center that is assumed at first. It keeps the
             weight of one client.
         learn: learn Sigma_s, pi and s2; without it they stay as they were assumed.
@@ -69,7 +76,8 @@ class FedPrior(Algorithm):
 
     Cost: one task per client drawn, and every tau rounds S tasks of all clients; a curvature after each (one evaluation
         for each of up to 256 parameters, or one gradient). Down: S models and widths. Up: one model, its square and its
-        uncertainty (matrices with `full`), S of each where r is estimated.
+        uncertainty (matrices with `full`), S of each where r is estimated. For networks (`isotropic`) one model up;
+        in the last round up to 8 tasks of K clients, and as many of all.
 
     Use it: when clients differ as people do: each has one way, near one of a few common ones, and few points.
 
@@ -84,13 +92,15 @@ class FedPrior(Algorithm):
     S: Annotated[int, Field(ge=1)] = 2
     K: Participants = "all"
     tau: Annotated[int, Field(ge=1)] = 2
-    covariance: Literal["auto", "diagonal", "full"] = "auto"
+    covariance: Literal["auto", "diagonal", "full", "isotropic"] = "auto"
     spread: Annotated[float, Field(gt=0)] = 1.0
     learn: bool = True
     predict_with: Literal["mixture", "mean"] = "mixture"
 
     def init(self, site: Site, clients: int) -> State:
         """Return one draw for each center, and the width that is assumed."""
+        if self._isotropic(site.model):
+            return self.init_network(site, clients)
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
         size = c.shape[1]
         width = c.new_full((self.S, size), self.spread**2)
@@ -103,11 +113,15 @@ class FedPrior(Algorithm):
 
     def init_client(self, site: Site) -> ClientState:
         """Start at the centers, with equal shares."""
+        if self._isotropic(site.model):
+            return self.init_network_client(site)
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
         return {"w": c.repeat(len(site), 1, 1), "r": c.new_full((len(site), self.S), 1 / self.S)}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Estimate r or have clients draw their center; improve the prior by what comes back."""
+        if "strengths" in state.extra:
+            return self.network_round(state, t, ask)
         due = t % self.tau == 0
         ids = ask.everyone if due else participants(ask, self.K)
         width, shares, s2 = (state.extra[name] for name in ("covariance", "shares", "s2"))
@@ -179,8 +193,7 @@ class FedPrior(Algorithm):
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Draw a center by r, and solve under it."""
         prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
-        chance = torch.as_tensor(np.array([g.random() for g in site.generators("center")]), device=unit.device)
-        s = (mine["r"].double().cumsum(1) < chance[:, None]).sum(1).clamp(max=self.S - 1)
+        s = draw_centers(site.generators("center"), mine["r"])
         pull = prior.pull(one_hot(s, self.S).double(), unit / site.data.sizes)
         rows = torch.arange(len(site), device=s.device)
         w, _ = site.solve(mine["w"][rows, s], prox=_as(site.dtype, pull))
@@ -192,10 +205,23 @@ class FedPrior(Algorithm):
         return mine | {"w": mine["w"].index_put((rows, s), w)}, {"s": s, **reply}
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return the client's models and their shares, or their mean."""
+        """Return the client's models and their shares, or their mean; for networks the one model of its own."""
+        if "strengths" in state.extra:
+            return self.predict_network(mine, state)
         if self.predict_with == "mean" or self.S == 1:
             return PersonalModels((mine["r"][:, None] @ mine["w"])[:, 0])
         return PersonalModels(mine["w"], mine["r"])
+
+    def closing_tasks(self, model: Model) -> int:
+        return 2 * TASKS if self._isotropic(model) else 0  # the trial's and the client's own
+
+    def way(self, state: State) -> Way | None:
+        """Return the way from a center to a network of a client's own, once it is known."""
+        found = way_of(state.extra) if "strengths" in state.extra else None
+        return found if found is not None and found.strengths else None
+
+    def _isotropic(self, model: Model) -> bool:
+        return self.covariance == "isotropic" or (self.covariance == "auto" and is_network(model.layout))
 
 
 def prior_of(centers: Tensor, extra: Mapping[str, Tensor]) -> Prior:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.model import Model
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -45,7 +46,8 @@ class FineTune(OneCenter):
 
     K: Participants = "all"
 
-    closing_tasks: ClassVar[int] = 1
+    def closing_tasks(self, model: Model) -> int:
+        return 1
 
     def init_client(self, site: Site) -> ClientState:
         """Start from the initial center, not tuned."""

@@ -133,7 +133,7 @@ def improved(prior: Prior, sums: Sums, variance: float) -> Prior:
     """Return the next prior. `variance` is what was assumed at first; a center without clients stays as it was."""
     used = sums.weight > 0
     weight = sums.weight.clamp(min=torch.finfo(torch.float64).tiny)
-    shares = (sums.weight + HALF_CLIENT) / (sums.weight + HALF_CLIENT).sum()
+    shares = shares_of(sums.weight)
     mean = sums.first / weight[:, None]
     if prior.diagonal:
         kept = (weight[:, None] - sums.spread / prior.covariance).clamp(min=0)
@@ -153,6 +153,11 @@ def improved(prior: Prior, sums: Sums, variance: float) -> Prior:
         torch.where(rows, covariance, prior.covariance),
         shares,
     )
+
+
+def shares_of(weight: Tensor) -> Tensor:
+    """Return the shares pi of centers from the weights of their clients, `[S]`."""
+    return (weight + HALF_CLIENT) / (weight + HALF_CLIENT).sum()
 
 
 def blended(old: Prior, new: Prior, share: float) -> Prior:

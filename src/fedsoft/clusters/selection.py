@@ -57,3 +57,9 @@ def participants(ask: Ask, K: Participants) -> Ids:
     uniform = torch.full((1, len(ask.sizes)), 1 / len(ask.sizes), dtype=torch.float64)
     drawn = select(uniform, K, ask.generators("select"), replacement=False)
     return ids_of(drawn[0])
+
+
+def draw_centers(generators: Sequence[np.random.Generator], r: Tensor) -> Tensor:
+    """Draw a center for each of m clients, with probabilities `r[m, S]`."""
+    chance = torch.as_tensor(np.array([g.random() for g in generators]), device=r.device)
+    return (r.double().cumsum(1) < chance[:, None]).sum(1).clamp(max=r.shape[1] - 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -42,6 +43,9 @@ class AdamSettings:
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
         return descend(self, problem, w, state)
+
+    def slower(self, factor: float) -> Self:
+        return replace(self, lr=self.lr * factor)
 
     def stepper(self, state: OptimizerState, plan: Plan) -> AdamStepper:
         return AdamStepper(self, state, plan)

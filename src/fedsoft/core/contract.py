@@ -190,6 +190,19 @@ class PersonalModels:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a client comes from a center to a model of its own, see `clusters.personal_way`.
+
+    Arguments:
+        strengths: of the pull towards the center, divided by n_k, in each of its tasks.
+        scale: what the mean difference from the center is multiplied by in the end.
+    """
+
+    strengths: tuple[float, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
 class Means:
     """Centers as means over a fixed number of clients, drawn uniformly or not."""
 
@@ -219,8 +232,6 @@ class Algorithm(abc.ABC):
     """Clients drawn in a round, where that is a setting of the algorithm: a number, or "all"."""
     S: Any = None
     """The number of centers, where that is a setting of the algorithm."""
-    closing_tasks: ClassVar[int] = 0
-    """Extra tasks of all clients in the last round: reserved when work is limited."""
     jobs: ClassVar[Mapping[str, Job]] = {}
     """What clients can be asked to do, by name: the methods marked with `@job`."""
 
@@ -232,6 +243,10 @@ class Algorithm(abc.ABC):
             for name, function in functions.items()
             if REPLIES in function.__dict__
         }
+
+    def closing_tasks(self, model: Model) -> int:
+        """Return the extra tasks of all clients in the last round: reserved when work is limited."""
+        return 0
 
     def check(self, clients: int) -> None:
         """Raise an `InputError` for settings that do not fit this many clients: here, for a K above their number."""
@@ -263,6 +278,10 @@ class Algorithm(abc.ABC):
     def pull(self) -> float:
         """The strength of the proximal pull towards the centers, also for new clients."""
         return 1.0
+
+    def way(self, state: State) -> Way | None:
+        """Return how clients that join later come to a model of their own; None: by one solve under `pull`."""
+        return None
 
     @property
     def smallest_share(self) -> float:

@@ -77,6 +77,20 @@ class FirstOrder(Protocol):
         ...
 
 
+@runtime_checkable
+class Rated(Protocol):
+    """A solver with a learning rate."""
+
+    def slower(self, factor: float) -> Solver:
+        """Return the same solver with its learning rate multiplied."""
+        ...
+
+
+def slowed(solver: Solver, factor: float) -> Solver:
+    """Return a solver with its learning rate multiplied, or as it is where it has none that is known."""
+    return solver.slower(factor) if isinstance(solver, Rated) else solver
+
+
 def descend(
     solver: FirstOrder, problem: Problem, w: Tensor, state: OptimizerState
 ) -> tuple[Tensor, OptimizerState, Tensor]:

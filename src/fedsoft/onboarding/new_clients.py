@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from fedsoft.clusters.ensemble import Ensemble
+from fedsoft.clusters.personal_way import taken, task_solver
 from fedsoft.clusters.posterior import interval, log_density, mixtures, posterior
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import Augment, ClientData
+from fedsoft.core.contract import Way
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
 from fedsoft.core.model import Model
@@ -122,6 +124,7 @@ class NewClients:
         lam: strength of the pull towards the centers in the proximal solve.
         usual: for the clients of the run.
         class_weights: of the run.
+        way: from a center to a model of one's own, in place of that solve, where the run has learned one.
     """
 
     federation: Federation
@@ -132,6 +135,7 @@ class NewClients:
     seed: int
     usual: Usual
     class_weights: FixedWeights | None = None
+    way: Way | None = None
 
     @property
     def augment(self) -> Augment | None:
@@ -165,7 +169,17 @@ class NewClients:
         return losses, logp, mixtures(logp, data)
 
     def personal(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> Tensor:
-        """Solve `argmin f(w) + lam/2 sum_s u_s |w - c_s|^2` for each new client, from `start[m, P]`."""
+        """Solve `argmin f(w) + lam/2 sum_s u_s |w - c_s|^2` for each new client, from `start[m, P]`.
+
+        Where the run has learned a way from a center to a model of one's own, take it from `start`.
+        """
+        if self.way is not None:
+            return taken(
+                self.way, start, data.sizes,
+                lambda w, pull, task: replace(self, solver=task_solver(self.solver, task)).solve(
+                    data, w, pull, names, "way", task
+                )[0],
+            )  # fmt: skip
         prox = Prox.to_centers((self.lam * u).to(self.centers), self.centers)
         return self.solve(data, start, prox, names, "adopt")[0]
 

@@ -109,7 +109,7 @@ def _carried(spec: RunSpec, saving: Saving, options: RunOptions, watch: Watch, s
     except CallbackError:
         saving.save()
         raise
-    if watch.over(run.rounds) and (run.is_over or not engine.algorithm.closing_tasks):
+    if watch.over(run.rounds) and (run.is_over or not engine.algorithm.closing_tasks(engine.model)):
         run.ended_by = watch.by
     if asked.is_set() and limit.fits(run.history, closing=closing_work(engine)) and not run.is_over:
         return False

@@ -101,7 +101,7 @@ class Origin:
         if point is None:
             raise StoreError(f"run '{folder.name}' has played no round: go on with 'fedsoft resume {folder.path}'")
         records = folder.log.until(point.rounds)
-        if records and records[-1].last and engine.algorithm.closing_tasks and not self.joins:
+        if records and records[-1].last and engine.algorithm.closing_tasks(engine.model) and not self.joins:
             name = type(engine.algorithm).__name__
             kept = [rounds for rounds in folder.states.kept if rounds < point.rounds]
             point = folder.checkpoint(kept[-1]) if kept else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 import torch
@@ -56,6 +57,9 @@ class SGD:
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
         return descend(self, problem, w, state)
+
+    def slower(self, factor: float) -> SGD:
+        return replace(self, lr=self.lr * factor)
 
     def stepper(self, state: OptimizerState, plan: Plan) -> SGDStepper:
         return SGDStepper(self, state, plan)

@@ -96,7 +96,7 @@ def extend(plan: Plan, run: Run, federation: Federation | None, make: Callable[.
     if run.lacking and federation is None:
         raise InputError(run.lacking)
     run.engine.reach_clients()
-    done, closing = run.at_round, run.engine.algorithm.closing_tasks
+    done, closing = run.at_round, run.engine.algorithm.closing_tasks(run.model)
     if plan.limit.rounds <= done:
         raise InputError(f"rounds = {plan.limit.rounds} is not allowed: the run has {done} rounds, should be more")
     if closing and run.history[:done] and run.history[done - 1].last:

@@ -59,7 +59,7 @@ def closing_work(engine: Engine) -> int:
     """Return the gradients that an algorithm spends in its last round beyond a usual one: tasks of all clients."""
     solver = engine.training.solver
     epochs = solver.epochs if isinstance(solver, FirstOrder) else 1
-    return engine.algorithm.closing_tasks * int(engine.sizes.sum()) * epochs
+    return engine.algorithm.closing_tasks(engine.model) * int(engine.sizes.sum()) * epochs
 
 
 class Observer(Protocol):
@@ -102,7 +102,7 @@ def play(
     fractions = federation.truth.fractions(federation.train) if federation.truth is not None else None
     while not (history and history[-1].last) and limit.fits(history, closing=closing):
         ended = observer is not None and observer.over(len(history))
-        if ended and not engine.algorithm.closing_tasks:
+        if ended and not engine.algorithm.closing_tasks(engine.model):
             return
         t, last = len(history), ended or not limit.fits(history, more=2, closing=closing)
         # Not around the yield, too: between rounds gradients and threads are the caller's.
