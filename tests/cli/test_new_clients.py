@@ -92,8 +92,8 @@ def test_predict_writes_what_the_run_predicts(run: Any, saved: fs.Run, tmp_path:
 def test_predict_names_the_classes_of_the_run(run: Any, tmp_path: Path) -> None:
     (tmp_path / "people").mkdir()
     for name in "ab":
-        rows = [f"{i},{i % 3},{'yes' if i % 2 else 'no'}" for i in range(12)]
-        (tmp_path / "people" / f"{name}.csv").write_text("\n".join(["u,v,outcome", *rows]) + "\n")
+        rows = [f"{i},{i % 3},{'yes' if i % 2 else 'no'},{'red' if i % 4 else 'blue'}" for i in range(12)]
+        (tmp_path / "people" / f"{name}.csv").write_text("\n".join(["u,v,outcome,w", *rows]) + "\n")
     (tmp_path / "own.toml").write_text(
         'rounds = 2\nalgorithm = "ifca"\nmodel = "linear"\nsolver = { name = "sgd", lr = 0.01, epochs = 1 }\n'
         'dataset = { name = "folder", path = "people", label = "outcome" }\n'
@@ -105,6 +105,11 @@ def test_predict_names_the_classes_of_the_run(run: Any, tmp_path: Path) -> None:
     assert lines[0] == ["class", "p_no", "p_yes"]
     assert all(line[0] == ("no" if float(line[1]) >= float(line[2]) else "yes") for line in lines[1:])
     assert "12 points, accuracy" in err
+    assert "note:" not in err
+    (tmp_path / "new.csv").write_text("u,v,w\n1,2,red\n1,2,purple\n")
+    code, out, err = run("predict", "own", "--client", "b", "--data", "new.csv")
+    assert (code, len(out.split())) == (0, 3)
+    assert "note: new.csv: 1 of 2 points have a value of column 'w' that no client had in training" in err
     assert run("adopt", "own", "--data", "people/a.csv")[0] == 0
     assert run("export", "own", "--out", "cards")[0] == 0
     card = (tmp_path / "cards" / "model-card.md").read_text("utf-8")

@@ -56,7 +56,10 @@ class Loaded:
         """Return the points in files, by client, read as those of the run were."""
         from fedsoft.data.new_points import read_new_clients
 
-        return read_new_clients(data, self.run.federation, target, labelled=labelled, say=partial(say, to=err))
+        def warn(text: str) -> None:
+            say(f"note: {shown(text)}", err)
+
+        return read_new_clients(data, self.run.federation, target, labelled=labelled, say=warn)
 
 
 @dataclass(frozen=True)
