@@ -12,7 +12,16 @@ from torch import Tensor
 
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.initial import age_of, corners, older
-from fedsoft.clusters.laplace import fit, mixture_evidence, noise, own_pull, shares_of_points, statistics, unit
+from fedsoft.clusters.laplace import (
+    fit,
+    kept_models,
+    mixture_evidence,
+    noise,
+    own_pull,
+    shares_of_points,
+    statistics,
+    unit,
+)
 from fedsoft.clusters.learned_prior import HALF_CLIENT, Prior, Sums, blended, improved
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.contract import (
@@ -118,8 +127,8 @@ class FedLevels(Algorithm):
         due = age % self.tau == 0
         ids = ask.everyone if due or age < 0 else participants(ask, self.K)
         work = "explore" if age < 0 else "estimate" if due else "train"
-        names = ("models", "covariance", "shares", "s2", "rho")
-        answer = ask(work, ids, **{name: state.extra[name] for name in names})
+        models, width, shares, s2, rho = (state.extra[name] for name in ("models", "covariance", "shares", "s2", "rho"))
+        answer = ask(work, ids, models=models, covariance=width, shares=shares, s2=s2, rho=rho)
         notes = {"selected": len(ids), "answered": len(answer.ids), "sources": round(float(state.extra["rho"]), 3)}
         if not len(answer.ids):
             return state, notes
@@ -173,7 +182,7 @@ class FedLevels(Algorithm):
         """Solve for one taste near the first center, so that where points tell nothing all are alike."""
         prior, scale = prior_of(shared), self._units(site, shared)[:, 0]
         first = torch.zeros(len(site), dtype=torch.int64, device=scale.device)
-        w, _ = site.solve(mine["w"][:, 0], prox=own_pull(site, prior, first, scale / site.data.sizes))
+        w, _ = site.solve(mine["w"][:, 0], prox=own_pull(site, prior, first, scale / site.data.sizes)[0])
         return mine, {"w": w}
 
     @job(
@@ -187,9 +196,10 @@ class FedLevels(Algorithm):
         start, q = self._routed(site, mine, shared)
         counted = torch.cat([torch.ones_like(q), q], 1)
         each = torch.arange(2 * S, device=q.device).repeat(len(site))
-        pull = own_pull(site, prior, each, (scale / site.data.sizes[:, None]).flatten())
+        pull, whole = own_pull(site, prior, each, (scale / site.data.sizes[:, None]).flatten())
         w = site.solve_each(start, counted.to(site.dtype), prox=pull)
         found = fit(site, prior, w, scale, counted)
+        w = kept_models(prior, found.posterior, w, whole.view(-1, 2 * S))
         tastes = prior.shares[:S].log() + found.evidence[:, :S]
         sources, u = mixture_evidence(site, q, found.evidence[:, S:])
         r, p = tastes.softmax(1), (sources - tastes.logsumexp(1) + rho.logit()).sigmoid()
@@ -214,9 +224,11 @@ class FedLevels(Algorithm):
         sizes, j = wide.data.sizes, (torch.arange(S, device=q.device) + S * kind[:, None]).flatten()
         prior, scale, weight = both.chosen(j), self._units(site, shared)[rows, kind[rows], None], used.view(-1, 1)
         begin = torch.where(sizes[:, None] > 0, start[rows, j], prior.centers[:, 0].to(site.dtype))
-        w, _ = wide.solve(begin, prox=own_pull(wide, both, j, scale[:, 0] / sizes.clamp(min=1)))
+        pull, whole = own_pull(wide, both, j, scale[:, 0] / sizes.clamp(min=1))
+        w, _ = wide.solve(begin, prox=pull)
         found = fit(wide, prior, w[:, None], scale)
         site.count_parts(wide)
+        w = kept_models(prior, found.posterior, w[:, None], whole[:, None])[:, 0]
         level = one_hot(kind, 2).double()
         reply = {"level": level} | {
             name: value.view(len(site), S, *value.shape[2:])

@@ -16,9 +16,11 @@ from fedsoft.clusters.learned_prior import Posterior, Prior, squares
 from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.core.batches import Prox
 from fedsoft.core.contract import Reply
+from fedsoft.core.local_solve import FirstOrder
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
 from fedsoft.core.site import Site
 
+STIFF = 1.0  # of a pull on the mean loss of a client's points: the strongest that first-order solvers are given
 UNIFORM = 1.0  # the parameter of the Dirichlet distribution of a client's shares: all mixtures are equally probable
 
 
@@ -48,10 +50,24 @@ def unit(site: Site, s2: Tensor, centers: Tensor) -> Tensor:
     return 2 * first.clamp(min=torch.finfo(torch.float32).tiny) / summed_outputs(site)
 
 
-def own_pull(site: Site, prior: Prior, j: Tensor, strength: Tensor) -> Prox:
-    """Return the pull of prior `j[m]` on each client, `strength[m]` times as hard."""
+def own_pull(site: Site, prior: Prior, j: Tensor, strength: Tensor) -> tuple[Prox, Tensor]:
+    """Return the pull of prior `j[m]` on each client, `strength[m]` times as hard, and for whom it is the whole pull.
+
+    Steps along gradients overshoot where a pull is stiff, and narrow priors make stiff pulls. So first-order solvers
+    are given one of at most STIFF, and what is missing of it is made up for by the Newton step of the posterior.
+    """
     pull = prior.pull(one_hot(j, len(prior.centers)).double(), strength)
-    return Prox(pull.strength.to(site.dtype), pull.target.to(site.dtype))
+    stiff = pull.strength if prior.diagonal else pull.strength.diagonal(dim1=1, dim2=2)
+    share = torch.ones_like(strength)
+    if isinstance(site.solver, FirstOrder):
+        share = (STIFF / stiff.amax(1)).clamp(max=1)
+    weak = Prox(pull.strength * share.view(-1, *[1] * (pull.strength.ndim - 1)), pull.target * share[:, None])
+    return Prox(weak.strength.to(site.dtype), weak.target.to(site.dtype)), share == 1
+
+
+def kept_models(prior: Prior, found: Posterior, w: Tensor, whole: Tensor) -> Tensor:
+    """Return what clients keep: models `w[m, J, P]` where their solver felt the `whole[m, J]` pull, else the mean."""
+    return torch.where(whole[:, :, None], w, (prior.centers + found.mean).to(w.dtype))
 
 
 def fit(site: Site, prior: Prior, w: Tensor, scale: Tensor, q: Tensor | None = None) -> Fit:
