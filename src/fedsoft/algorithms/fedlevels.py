@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -45,7 +46,7 @@ __all__ = ["FedLevels"]
 
 FULL = 32  # parameters up to which `covariance = auto` learns how they vary together
 NARROW = 0.1  # the width that is assumed of sources, as a share of that of tastes: at first they are everybody's
-FLOOR = 0.05  # least weight of a client for either level: the one that is behind keeps being trained
+FLOOR = 0.05  # least share of all clients for either level: the one that is behind keeps being trained
 
 
 @settings
@@ -67,7 +68,11 @@ class FedLevels(Algorithm):
     In the other rounds a client draws its kind with probability p_k, then its center with r_ks, or the source of each
     point with q_i(s), and trains on every point once: one task, whatever S is. Centers and widths of both kinds follow
     from sums over clients as in FedPrior, weighted by p_k (`clusters.learned_prior`). Sources start at the corners of
-    clients' own models, and nearly without width: at first a source is the same for everybody.
+    clients' own models, and nearly without width: at first a source is the same for everybody. For squared loss
+    each kind has its own variance of the noise, estimated as in FedPrior.
+
+    Each client is charged for its own freedom by its evidence, a federation for that of having both kinds: if clients
+    of the less probable kind add less than S P / 2 log(points) to the evidence (as in BIC), all predict by the other.
 
     With rho = 0 this is FedPrior; with rho = 1 and Omega -> 0 FedEM, whose shares are integrated over; where one center
     of no width is left, one model for all.
@@ -109,7 +114,8 @@ class FedLevels(Algorithm):
         known = site.model.loss is not squared_loss
         extra = {
             "models": c.repeat(2, 1), "covariance": width, "shares": c.new_full((2 * self.S,), 1 / self.S),
-            "s2": c.new_full((2,), 0.5 * known), "rho": c.new_tensor(0.5), "age": torch.tensor(-1, device=c.device),
+            "s2": c.new_full((2,), 0.5 * known), "rho": c.new_tensor(0.5), "open": c.new_ones(2),
+            "age": torch.tensor(-1, device=c.device),
         }  # fmt: skip
         return State(c, c.new_full((clients, self.S), 1 / self.S), extra=extra)
 
@@ -127,18 +133,19 @@ class FedLevels(Algorithm):
         due = age % self.tau == 0
         ids = ask.everyone if due or age < 0 else participants(ask, self.K)
         work = "explore" if age < 0 else "estimate" if due else "train"
-        models, width, shares, s2, rho = (state.extra[name] for name in ("models", "covariance", "shares", "s2", "rho"))
-        answer = ask(work, ids, models=models, covariance=width, shares=shares, s2=s2, rho=rho)
-        notes = {"selected": len(ids), "answered": len(answer.ids), "sources": round(float(state.extra["rho"]), 3)}
+        names = ("models", "covariance", "shares", "s2", "rho", "open")
+        answer = ask(work, ids, each=None, **{name: state.extra[name] for name in names})
+        notes = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
             return state, notes
         extra = older(state) | (self._corners(state, answer) if age < 0 else self._improved(state, answer, ask, due))
         like = state.centers.dtype
         state = state.update(extra={key: value if key == "age" else value.to(like) for key, value in extra.items()})
-        mixed = float(state.extra["rho"]) > 0.5
+        share = float(_counted(state.extra["rho"], state.extra["open"]))
+        mixed = share > 0.5
         lead = state.extra["models"][self.S :] if mixed else state.extra["models"][: self.S]
         u = answer.update("u" if mixed else "r", state.u) if work == "estimate" else state.u
-        return state.update(centers=lead, u=u), notes | {"sources": round(float(state.extra["rho"]), 3)}
+        return state.update(centers=lead, u=u), notes | {"sources": round(share, 3)}
 
     def _corners(self, state: State, answer: Answer) -> dict[str, Tensor]:
         """Return sources at the corners of clients' own models."""
@@ -164,17 +171,20 @@ class FedLevels(Algorithm):
             after = improved(before, Sums(*(each[rows] for each in sums)).times(scale), self._variance(one))
             share = (len(answer.ids) if due else float(level[one])) / len(ask.sizes)
             parts.append(blended(before, after, share))
-        s2, rho = state.extra["s2"].double(), state.extra["rho"]
+        s2, rho, opened = (state.extra[name] for name in ("s2", "rho", "open"))
         if "noise" in answer:
             errors, points, decided = answer["noise"].weighted(everybody)[0].T
-            found = errors / torch.maximum(points - decided, points / 10).clamp(min=torch.finfo(torch.float32).tiny)
-            s2 = torch.where(points > 0, found.clamp(min=torch.finfo(torch.float32).tiny), s2)
+            tiny = torch.finfo(torch.float32).tiny
+            found = errors / torch.maximum(points - decided, points / 10).clamp(min=tiny)
+            s2 = torch.where(points > 0, found.clamp(min=tiny), s2.double())
         if due:
             rho = (answer["p"].weighted(everybody)[0] + HALF_CLIENT) / (len(answer.ids) + 2 * HALF_CLIENT)
+            gain, charge = answer["gain"].weighted(everybody)[0], state.centers.numel() / 2 * math.log(ask.sizes.sum())
+            opened = (gain > charge) | (gain == gain.max())
         return {
             "models": torch.cat([part.centers for part in parts]),
             "covariance": torch.cat([part.covariance for part in parts]),
-            "shares": torch.cat([part.shares for part in parts]), "s2": s2, "rho": rho,
+            "shares": torch.cat([part.shares for part in parts]), "s2": s2, "rho": rho, "open": opened,
         }  # fmt: skip
 
     @job(w=MODEL)
@@ -186,8 +196,8 @@ class FedLevels(Algorithm):
         return mine, {"w": w}
 
     @job(
-        r=MIXTURE, u=MIXTURE, p=NUMBER, level=MIXTURE, weight=NUMBER, first=MODEL, second=NUMBER, spread=NUMBER,
-        noise=NUMBER,
+        r=MIXTURE, u=MIXTURE, p=NUMBER, gain=NUMBER, level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER,
+        spread=NUMBER, noise=NUMBER,
     )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every taste and for every source, and weigh them by their evidence."""
@@ -200,26 +210,28 @@ class FedLevels(Algorithm):
         w = site.solve_each(start, counted.to(site.dtype), prox=pull)
         found = fit(site, prior, w, scale, counted)
         w = kept_models(prior, found.posterior, w, whole.view(-1, 2 * S))
-        tastes = prior.shares[:S].log() + found.evidence[:, :S]
+        each = prior.shares[:S].log() + found.evidence[:, :S]
         sources, u = mixture_evidence(site, q, found.evidence[:, S:])
-        r, p = tastes.softmax(1), (sources - tastes.logsumexp(1) + rho.logit()).sigmoid()
-        kept = p.clamp(FLOOR, 1 - FLOOR)
-        level = torch.stack([1 - kept, kept], 1)
+        alone = torch.stack([each.logsumexp(1), sources], 1)
+        both = alone + torch.stack([1 - rho, rho]).log()
+        r, p, gain = each.softmax(1), both.softmax(1)[:, 1], both.logsumexp(1)[:, None] - alone.flip(1)
+        level = _levels(p, rho, shared["open"])
         weight = torch.cat([level[:, :1] * r, level[:, 1:].expand(-1, S)], 1)
-        reply = {"r": r, "u": u, "p": p, "level": level} | statistics(prior, found.posterior, weight)
+        reply = {"r": r, "u": u, "p": p, "gain": gain, "level": level} | statistics(prior, found.posterior, weight)
         if site.model.loss is squared_loss:
-            both = noise(site, prior, found, torch.cat([weight[:, :S], torch.zeros_like(r)], 1), scale)
-            reply["noise"] = torch.stack([both, noise(site, prior, found, weight, scale) - both], 1)
+            none = torch.zeros_like(r)
+            halves = (torch.cat([weight[:, :S], none], 1), torch.cat([none, weight[:, S:]], 1))
+            reply["noise"] = torch.stack([noise(site, prior, found, half, scale) for half in halves], 1)
         reply = {name: value.to(site.dtype) for name, value in reply.items()}
-        kept = {name: reply[name] for name in ("r", "u", "p")}
-        return mine | kept | {"w": w, "fresh": torch.zeros_like(mine["fresh"])}, reply
+        known = {name: reply[name] for name in ("r", "u", "p")}
+        return mine | known | {"w": w, "fresh": torch.zeros_like(mine["fresh"])}, reply
 
-    @job(level=MIXTURE, weight=NUMBER, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
+    @job(level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Draw a kind, and a center or the source of each point; train every model on the points that are its own."""
         S, both = self.S, prior_of(shared)
         start, q = self._routed(site, mine, shared)
-        kind, used, part = self._drawn(site, mine, q)
+        kind, used, part = self._drawn(site, mine, shared, q)
         wide, rows = site.parts(part, S), torch.arange(len(site), device=q.device).repeat_interleave(S)
         sizes, j = wide.data.sizes, (torch.arange(S, device=q.device) + S * kind[:, None]).flatten()
         prior, scale, weight = both.chosen(j), self._units(site, shared)[rows, kind[rows], None], used.view(-1, 1)
@@ -243,7 +255,7 @@ class FedLevels(Algorithm):
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return all models of the client with their shares."""
-        p = mine["p"][:, None]
+        p = _counted(mine["p"], state.extra["open"])[:, None]
         return PersonalModels(mine["w"], torch.cat([(1 - p) * mine["r"], p * mine["u"]], 1))
 
     def _variance(self, level: int) -> float:
@@ -261,10 +273,11 @@ class FedLevels(Algorithm):
         q = shares_of_points(site, own, mine["u"], self._units(site, shared)[:, 1])
         return torch.cat([mine["w"][:, : self.S], own], 1), q
 
-    def _drawn(self, site: Site, mine: ClientState, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _drawn(self, site: Site, mine: ClientState, shared: Reply, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw 1 `[m]` for clients with sources and 0 for a taste, the models `[m, S]` used, and that of each point."""
         chance = torch.as_tensor(np.array([g.random(2) for g in site.generators("kind")]), device=q.device)
-        kind = (chance[:, 0] < mine["p"].double().clamp(FLOOR, 1 - FLOOR)).long()
+        p, rho = (_counted(value.double(), shared["open"]) for value in (mine["p"], shared["rho"]))
+        kind = (chance[:, 0] < _levels(p, rho, torch.ones_like(shared["open"]))[:, 1]).long()
         taste = (mine["r"].double().cumsum(1) < chance[:, 1:]).sum(1).clamp(max=self.S - 1)
         draws = zip(site.generators("sources"), site.data.sizes.tolist(), strict=True)
         each = torch.as_tensor(np.concatenate([g.random((n, 1)) for g, n in draws]), device=q.device)
@@ -276,3 +289,18 @@ class FedLevels(Algorithm):
 def prior_of(named: Mapping[str, Tensor]) -> Prior:
     """Return tastes and sources as one prior of 2 S centers, in float64."""
     return Prior(named["models"].double(), named["covariance"].double(), named["shares"].double())
+
+
+def _counted(p: Tensor, opened: Tensor) -> Tensor:
+    """Return how probable sources are, `p` if both levels are open."""
+    return torch.where(opened.bool().all(), p, opened[1].to(p))
+
+
+def _levels(p: Tensor, rho: Tensor, opened: Tensor) -> Tensor:
+    """Return the weights `[m, 2]` of clients for tastes and sources: by `p[m]`, and some for a level that has none.
+
+    If one level is closed the other one has all clients.
+    """
+    least = (FLOOR - torch.stack([1 - rho, rho])).clamp(min=0)
+    weights = torch.stack([1 - p, p], 1) * (1 - least.sum()) + least
+    return torch.where(opened.bool() & ~opened.bool().all(), 1.0, weights)
