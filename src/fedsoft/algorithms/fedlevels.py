@@ -53,7 +53,7 @@ FLOOR = 0.05  # least share of all clients for either level: the one that is beh
 class FedLevels(Algorithm):
     """A client has one taste, or its points come from several sources: both are learned, and evidence tells which.
 
-    Maths. A client is of one of two kinds, and everything about the kinds is learned.
+    Maths. A client is of one of two kinds, and everything about the kinds is learned:
 
         taste:    w_k ~ sum_s pi_s N(c_s, Sigma_s), all points of client k from w_k
         sources:  u_k uniform over mixtures, point i from source z_i ~ u_k, that is from w_ks ~ N(b_s, Omega_s)
@@ -68,11 +68,12 @@ class FedLevels(Algorithm):
     In the other rounds a client draws its kind with probability p_k, then its center with r_ks, or the source of each
     point with q_i(s), and trains on every point once: one task, whatever S is. Centers and widths of both kinds follow
     from sums over clients as in FedPrior, weighted by p_k (`clusters.learned_prior`). Sources start at the corners of
-    clients' own models, and nearly without width: at first a source is the same for everybody. For squared loss
-    each kind has its own variance of the noise, estimated as in FedPrior.
+    clients' own models, and nearly without width: at first a source is the same for everybody. For squared loss each
+    kind has its own variance of the noise, estimated as in FedPrior.
 
     Each client is charged for its own freedom by its evidence, a federation for that of having both kinds: if clients
-    of the less probable kind add less than S P / 2 log(points) to the evidence (as in BIC), all predict by the other.
+    of the less probable kind add less than S P / 2 log(sum_k n_k) to the evidence (as BIC charges), all predict by the
+    other kind.
 
     With rho = 0 this is FedPrior; with rho = 1 and Omega -> 0 FedEM, whose shares are integrated over; where one center
     of no width is left, one model for all.
@@ -85,8 +86,8 @@ class FedLevels(Algorithm):
         spread: standard deviation of clients' parameters around their taste that is assumed at first, and a tenth of it
             around sources. It keeps the weight of one client.
 
-    Cost: one task per client drawn, and every tau rounds 2 S tasks of all clients; a curvature after each (one
-        evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and widths. Up: S models, their
+    Cost: one task per client drawn and S evaluations of its points, every tau rounds 2 S tasks of all clients; a
+        curvature after each (one evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and widths. Up: S models, their
         squares and uncertainties (matrices with `full`), 2 S of each where p is estimated, and one model at the start.
 
     Use it: when it is not known whether clients differ as people do or mix a few sources.
