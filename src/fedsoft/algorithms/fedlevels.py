@@ -87,8 +87,9 @@ class FedLevels(Algorithm):
             around sources. It keeps the weight of one client.
 
     Cost: one task per client drawn and S evaluations of its points, every tau rounds 2 S tasks of all clients; a
-        curvature after each (one evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and widths. Up: S models, their
-        squares and uncertainties (matrices with `full`), 2 S of each where p is estimated, and one model at the start.
+        curvature after each (one evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and
+        widths. Up: S models, their squares and uncertainties (matrices with `full`), 2 S of each where p is estimated,
+        and one model at the start.
 
     Use it: when it is not known whether clients differ as people do or mix a few sources.
 
