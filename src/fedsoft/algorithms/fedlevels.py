@@ -216,7 +216,7 @@ class FedLevels(Algorithm):
         sources, u = mixture_evidence(site, q, found.evidence[:, S:])
         alone = torch.stack([each.logsumexp(1), sources], 1)
         both = alone + torch.stack([1 - rho, rho]).log()
-        r, p, gain = each.softmax(1), both.softmax(1)[:, 1], both.logsumexp(1)[:, None] - alone.flip(1)
+        r, p, gain = each.softmax(1), (both[:, 1] - both[:, 0]).sigmoid(), both.logsumexp(1)[:, None] - alone.flip(1)
         level = _levels(p, rho, shared["open"])
         weight = torch.cat([level[:, :1] * r, level[:, 1:].expand(-1, S)], 1)
         reply = {"r": r, "u": u, "p": p, "gain": gain, "level": level} | statistics(prior, found.posterior, weight)
