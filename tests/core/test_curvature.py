@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.core.curvature import gauss_newton
+from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
 from fedsoft.core.local_solve import Work
 from fedsoft.core.model import Model
 from fedsoft.core.site import Site
@@ -64,6 +64,15 @@ def test_points_count_by_their_weight() -> None:
     doubled = gauss_newton(model, data, w, 2 * weights)
     assert torch.allclose(doubled, 2 * gauss_newton(model, data, w, weights))
     assert not torch.allclose(doubled, 2 * gauss_newton(model, data, w))
+
+
+def test_points_count_by_their_weight_on_the_diagonal() -> None:
+    """A point of weight 2 counts as two, one of weight 0 not at all."""
+    pairs, fed, model = made("softmax")
+    w, data = random_stack(model, len(pairs)).double(), fed.train.to("cpu", torch.float64)
+    weights = torch.arange(len(data.points), dtype=torch.float64) % 3
+    each = [gauss_newton_diagonal(model, data, w, None, (weights == value).double()) for value in (1, 2)]
+    assert torch.allclose(gauss_newton_diagonal(model, data, w, None, weights), each[0] + 2 * each[1])
 
 
 @pytest.mark.parametrize("case", ["regression", "softmax"])

@@ -37,13 +37,15 @@ def gauss_newton(model: Model, data: ClientData, w: Tensor, point_weights: Tenso
 
 
 def gauss_newton_diagonal(
-    model: Model, data: ClientData, w: Tensor, targets: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+    model: Model, data: ClientData, w: Tensor, targets: Callable[[Tensor], Tensor] | None = None,
+    point_weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the diagonal `[m, P]` of that matrix, from squared gradients of single points.
 
     Arguments:
         targets: draws targets from the model's own outputs `[points, ...]`; the expectation over such draws is the
             Gauss-Newton matrix. Without it the clients' own targets are used (the empirical Fisher matrix).
+        point_weights: of the points, in the order of `data.points`.
     """
     total = torch.zeros_like(w)
     step = max(1, BLOCK // max(1, w.shape[1]))
@@ -57,7 +59,10 @@ def gauss_newton_diagonal(
         each = model.gradient(
             w[owners], data.x[places][:, None], y[begin : begin + step, None], w.new_ones(len(places), 1)
         )
-        total.index_add_(0, owners, each.square_())
+        each.square_()
+        if point_weights is not None:
+            each *= point_weights[begin : begin + step, None]
+        total.index_add_(0, owners, each)
     return total
 
 

@@ -76,11 +76,16 @@ class Site:
         return solved, after
 
     def _problem(self, label: str, prox: Prox | None = None, point_weights: Tensor | None = None) -> Problem:
-        """Return what clients minimise: their points weigh by their classes, too."""
+        """Return what clients minimise."""
+        data, weights = self._trained_on(point_weights)
+        return Problem(self.model, data, prox, weights, lambda: self.generators(label), self.t)
+
+    def _trained_on(self, point_weights: Tensor | None) -> tuple[ClientData, Tensor | None]:
+        """Return the clients' points as they train on them, and their weights: those of their classes, too."""
         data, weights = trained_on(self.class_weights, self.data, self.dtype)
         if point_weights is not None:
             weights = point_weights if weights is None else weights * point_weights
-        return Problem(self.model, data, prox, weights, lambda: self.generators(label), self.t)
+        return data, weights
 
     def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
         """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
@@ -122,37 +127,54 @@ class Site:
         """
         m, count, _ = w.shape
         place = self.data.owners * count + part
+        return self._solve_wide(self._in_parts(place, m * count), w, None, label)
+
+    def parts(self, part: Tensor, count: int) -> Site:
+        """Return a site with every client `count` times, each time with its part of the points, as in `solve_parts`.
+
+        Call `count_parts(site)` afterwards.
+        """
+        return self._wide(self._in_parts(self.data.owners * count + part, len(self) * count), count)
+
+    def count_parts(self, wide: Site) -> None:
+        """Count what was done at a site of `parts` as work of its clients, and keep the means of their statistics."""
+        count = len(wide) // len(self)
+        self.work.gradients.add_(wide.work.gradients.view(-1, count).sum(1))
+        self.work.evaluations.add_(wide.work.evaluations.view(-1, count).sum(1))
+        if self.statistics is not None and wide.statistics is not None:
+            self.statistics.copy_(wide.statistics.view(len(self), count, -1).mean(1))
+
+    def _in_parts(self, place: Tensor, clients: int) -> ClientData:
+        """Return as many clients, each with the points of its place `[points]`."""
         order = torch.argsort(place, stable=True)
-        sizes = torch.bincount(place, minlength=m * count)
-        points = self.data.points[order]
-        data = self.data.reordered(points, sizes)
-        return self._solve_wide(data, w, None, label)
+        return self.data.reordered(self.data.points[order], torch.bincount(place, minlength=clients))
+
+    def _wide(self, data: ClientData, count: int) -> Site:
+        """Return a site with every client `count` times, with these points."""
+        names = [name for name in self.names for _ in range(count)]
+        own = None if self.statistics is None else self.statistics.repeat_interleave(count, 0)
+        return replace(self, data=data, names=names, work=Work.none(len(names)), statistics=own)
 
     def _solve_wide(
         self, data: ClientData, w: Tensor, point_weights: Tensor | None, label: str, prox: Prox | None = None
     ) -> Tensor:
         """Solve S problems for each client, whose points in `data` are those of m S clients."""
-        m, count, size = w.shape
-        names = [name for name in self.names for _ in range(count)]
-        own = None if self.statistics is None else self.statistics.repeat_interleave(count, 0)
-        wide = replace(self, data=data, names=names, work=Work.none(m * count), statistics=own)
-        solved, _ = wide.solve(w.reshape(m * count, size), prox=prox, point_weights=point_weights, label=label)
-        self.work.gradients.add_(wide.work.gradients.view(m, count).sum(1))
-        if self.statistics is not None and own is not None:
-            self.statistics.copy_(own.view(m, count, -1).mean(1))
-        return solved.view(m, count, size)
+        wide = self._wide(data, w.shape[1])
+        solved, _ = wide.solve(w.flatten(0, 1), prox=prox, point_weights=point_weights, label=label)
+        self.count_parts(wide)
+        return solved.view(w.shape)
 
     def by(self, solver: Solver) -> Site:
         """Return the same site with another local solver; work is counted together."""
         return replace(self, solver=solver)
 
-    def gradient(self, w: Tensor) -> Tensor:
+    def gradient(self, w: Tensor, point_weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each client's mean loss at `w[m, P]`, over all its points."""
         self.work.gradients.add_(self.data.sizes.cpu())
-        data, weights = trained_on(self.class_weights, self.data, self.dtype)
+        data, weights = self._trained_on(point_weights)
         return own_gradients(self.model, data, self.model.with_statistics(w, self.statistics), weights)
 
-    def curvature(self, w: Tensor, *, diagonal: bool) -> Tensor:
+    def curvature(self, w: Tensor, *, diagonal: bool, point_weights: Tensor | None = None) -> Tensor:
         """Return the curvature of each client's summed loss at `w[m, P]`: a matrix `[m, P, P]`, or its diagonal.
 
         The diagonal rests on one target per point that the model itself draws.
@@ -160,9 +182,9 @@ class Site:
         sizes = self.data.sizes.cpu()
         if not diagonal:
             self.work.evaluations.add_(sizes * w.shape[1])
-            return gauss_newton(self.model, self.data, w)
+            return gauss_newton(self.model, self.data, w, point_weights)
         self.work.gradients.add_(sizes)
-        return gauss_newton_diagonal(self.model, self.data, w, self._own_targets())
+        return gauss_newton_diagonal(self.model, self.data, w, self._own_targets(), point_weights)
 
     def _own_targets(self) -> Callable[[Tensor], Tensor] | None:
         """Return what draws targets from outputs such that squared gradients have the curvature as their mean."""
@@ -198,9 +220,12 @@ class Site:
 
     def own_losses(self, w: Tensor) -> Tensor:
         """Return the summed loss `[m]` of each client's own model `w[m, P]`."""
+        return self.data.mean_by_client(self.point_losses(w)) * self.data.sizes
+
+    def point_losses(self, w: Tensor) -> Tensor:
+        """Return the loss of every point under its client's own model `w[m, P]`."""
         self.work.evaluations.add_(self.data.sizes.cpu())
-        each = self.model.loss(own_outputs(self.model, self.data, w)[None], self.data.y[self.data.points][None])[0]
-        return self.data.mean_by_client(each) * self.data.sizes
+        return self.model.loss(own_outputs(self.model, self.data, w)[None], self.data.y[self.data.points][None])[0]
 
     def predictions(self, w: Tensor) -> Tensor:
         """Return what each client's own model `w[m, P]` predicts for each of its points."""
