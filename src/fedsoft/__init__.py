@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedavg import FedAvg
     from fedsoft.algorithms.fedem import FedEM
     from fedsoft.algorithms.fedgroup import FedGroup
+    from fedsoft.algorithms.fedprior import FedPrior
     from fedsoft.algorithms.fedprox import FedProx
+    from fedsoft.algorithms.fedrc import FedRC
     from fedsoft.algorithms.fedroute import FedRoute
     from fedsoft.algorithms.fedsoft import FedSoft
     from fedsoft.algorithms.fesem import FeSEM
@@ -85,7 +87,9 @@ __all__ = [
     "FedAvg",
     "FedEM",
     "FedGroup",
+    "FedPrior",
     "FedProx",
+    "FedRC",
     "FedRoute",
     "FedSoft",
     "Federation",

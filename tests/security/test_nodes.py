@@ -137,6 +137,7 @@ def test_a_shard_is_of_the_preset_that_its_owner_names(tmp_path: Path) -> None:
         {"model": {"name": "mlp", "hidden": [10**6, 10**6]}},
         {"algorithm": "fedroute"},
         {"algorithm": "fedprior"},
+        {"algorithm": "fedrc"},
     ],
 )
 def test_nothing_of_the_data_stands_in_a_refusal(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_codes_are_a_fixed_list() -> None:
         ({"solver": {"name": "sgd", "batch": 10**6}}, ""),
         ({"algorithm": "fedroute"}, ""),
         ({"algorithm": "fedprior"}, ""),
+        ({"algorithm": "fedrc"}, ""),
         ({"algorithm": "ifca"}, 'algorithms = ["fedavg"]'),
         ({"solver": "adam"}, 'solvers = ["sgd"]'),
         ({"solver": {"name": "sgd", "lr": 0.5}}, "bounds = { lr = [0, 0.1] }"),
