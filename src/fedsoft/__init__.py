@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedrc import FedRC
     from fedsoft.algorithms.fedroute import FedRoute
     from fedsoft.algorithms.fedsoft import FedSoft
+    from fedsoft.algorithms.fedspd import FedSPD
     from fedsoft.algorithms.fesem import FeSEM
     from fedsoft.algorithms.finetune import FineTune
     from fedsoft.algorithms.flhc import FLHC
@@ -91,6 +92,7 @@ __all__ = [
     "FedProx",
     "FedRC",
     "FedRoute",
+    "FedSPD",
     "FedSoft",
     "Federation",
     "FedsoftError",

@@ -221,6 +221,8 @@ class Algorithm(abc.ABC):
     """The number of centers, where that is a setting of the algorithm."""
     closing_tasks: ClassVar[int] = 0
     """Extra tasks of all clients in the last round: reserved when work is limited."""
+    partial_jobs: ClassVar[frozenset[str]] = frozenset()
+    """Jobs that train on some of a client's points: their work is anything up to that of a task."""
     jobs: ClassVar[Mapping[str, Job]] = {}
     """What clients can be asked to do, by name: the methods marked with `@job`."""
 

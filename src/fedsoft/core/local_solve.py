@@ -77,6 +77,11 @@ class FirstOrder(Protocol):
         ...
 
 
+def task_passes(solver: Solver) -> int:
+    """Return how many gradients of every point one task takes."""
+    return solver.epochs if isinstance(solver, FirstOrder) else 1
+
+
 def descend(
     solver: FirstOrder, problem: Problem, w: Tensor, state: OptimizerState
 ) -> tuple[Tensor, OptimizerState, Tensor]:

@@ -128,6 +128,15 @@ class Site:
         data = self.data.reordered(points, sizes)
         return self._solve_wide(data, w, None, label)
 
+    def solve_some(self, w: Tensor, used: Tensor, label: str = "batches") -> Tensor:
+        """Minimise each client's loss from `w[m, P]` over those of its points that are `used[points]`.
+
+        A model without points stays as it was.
+        """
+        sizes = torch.bincount(self.data.owners[used], minlength=len(self))
+        data = self.data.reordered(self.data.points[used], sizes)
+        return self._solve_wide(data, w[:, None], None, label)[:, 0]
+
     def _solve_wide(
         self, data: ClientData, w: Tensor, point_weights: Tensor | None, label: str, prox: Prox | None = None
     ) -> Tensor:
