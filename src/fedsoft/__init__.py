@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedprior import FedPrior
     from fedsoft.algorithms.fedprox import FedProx
     from fedsoft.algorithms.fedrc import FedRC
+    from fedsoft.algorithms.fedrep import FedRep
     from fedsoft.algorithms.fedroute import FedRoute
     from fedsoft.algorithms.fedsoft import FedSoft
     from fedsoft.algorithms.fedspd import FedSPD
@@ -91,6 +92,7 @@ __all__ = [
     "FedPrior",
     "FedProx",
     "FedRC",
+    "FedRep",
     "FedRoute",
     "FedSPD",
     "FedSoft",

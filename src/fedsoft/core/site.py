@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
-from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.batches import GradientParts, Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, weights_of_points
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
@@ -81,10 +81,10 @@ class Site:
         of_classes = weights_of_points(self.class_weights, self.data, self.dtype)
         return point_weights if of_classes is None else of_classes * (1 if point_weights is None else point_weights)
 
-    def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
+    def batches(self, label: str = "batches", epochs: int | None = None) -> tuple[BatchIterator, FirstOrder]:
         """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
 
-        Call `count_work(batches)` afterwards.
+        Call `count_work(batches)` afterwards. `epochs`: passes over the points; default: those of the solver.
         """
         if not isinstance(self.solver, FirstOrder):
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
@@ -92,7 +92,24 @@ class Site:
             raise InputError("statistics = 'local' is not for algorithms that take single steps: use 'averaged'")
         problem = Problem(self.model, self.data, None, self._weighted(None), lambda: self.generators(label), self.t)
         s = self.solver
-        return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
+        passes = s.epochs if epochs is None else epochs
+        return iterate_batches(problem, self.dtype, batch=s.batch, epochs=passes, shuffle=s.shuffle), s
+
+    def solve_part(self, w: Tensor, part: Tensor, epochs: int, label: str = "batches") -> Tensor:
+        """Take so many passes from `w[m, P]` that change only the parameters in `part[P]`, with a fresh optimizer."""
+        batches, solver = self.batches(label, epochs)
+        w, still = batches.stack(w), ~part.to(w.device)
+        state = {name: batches.stack(rows) for name, rows in self.optimizer_state(w).items()}
+        stepper, fixed = solver.stepper(state, batches.plan), w[:, still]
+        for step, b in batches:
+            active = w[: batches.plan.active[b]]
+            gradient = batches.gradient(active)
+            gradient[:, still] = 0
+            stepper.step(step, active, GradientParts(gradient))
+            batches.settle(active)
+            active[:, still] = fixed[: len(active)]  # weight decay would change it
+        self.count_work(batches)
+        return batches.unstack(w)
 
     def count_work(self, batches: BatchIterator) -> None:
         """Count the gradients computed over these batches as work."""
