@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedamp import FedAMP
     from fedsoft.algorithms.fedavg import FedAvg
     from fedsoft.algorithms.fedem import FedEM
+    from fedsoft.algorithms.fedgmm import FedGMM
     from fedsoft.algorithms.fedgroup import FedGroup
     from fedsoft.algorithms.fedprior import FedPrior
     from fedsoft.algorithms.fedprox import FedProx
@@ -88,6 +89,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedEM",
+    "FedGMM",
     "FedGroup",
     "FedPrior",
     "FedProx",

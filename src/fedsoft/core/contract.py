@@ -175,6 +175,18 @@ class Ask(Protocol):
         ...
 
 
+class Gate(Protocol):
+    """Shares of models that depend on the input."""
+
+    def shares(self, x: Tensor, owners: Tensor) -> Tensor:
+        """Return the shares of inputs `x[points, ...]` of the clients `owners[points]`, `[points, J]`."""
+        ...
+
+    def row(self, k: int) -> Gate:
+        """Return the gate of one client alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class PersonalModels:
     """What m clients predict with.
@@ -183,10 +195,12 @@ class PersonalModels:
         models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use, or J models for
             each client, `[m, J, P]`.
         shares: the weights with which each client adds up their predictions, `[m, J]`.
+        gate: the weights of each input, where they depend on it; `shares` is then what they are on average.
     """
 
     models: Tensor
     shares: Tensor | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True)
