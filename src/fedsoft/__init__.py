@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fesem import FeSEM
     from fedsoft.algorithms.finetune import FineTune
     from fedsoft.algorithms.flhc import FLHC
+    from fedsoft.algorithms.flux import FLUX
     from fedsoft.algorithms.hypcluster import HypCluster
     from fedsoft.algorithms.ifca import IFCA
     from fedsoft.algorithms.local import Local
@@ -73,6 +74,7 @@ __all__ = [
     "APFL",
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MAPPER",
     "MOCHA",

@@ -36,7 +36,7 @@ class FedGMM(Algorithm):
 
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
-        p_k(x, y) = sum_g sum_s pi_kgs N(x; mu_g, Sigma_g) p_s(y | x)  Gaussians and predictors are shared by all clients
+        p_k(x, y) = sum_g sum_s pi_kgs N(x; mu_g, Sigma_g) p_s(y | x)  Gaussians and predictors are shared by all
         q_i(g, s) ~ pi_kgs N(x_i; mu_g, Sigma_g) exp(-l_s(i))          normalised over g and s
         pi_kgs    = mean_i q_i(g, s)                                   kept by the client between rounds
         w_ks      = local solution of  mean_i q_i(s) l_s(i)  from c_s  for every s, q_i(s) = sum_g q_i(g, s)

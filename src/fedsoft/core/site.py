@@ -14,7 +14,16 @@ from fedsoft.core.batches import GradientParts, Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, weights_of_points
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
-from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
+from fedsoft.core.local_solve import (
+    FirstOrder,
+    OptimizerState,
+    Solver,
+    Work,
+    losses_of_all,
+    own_gradients,
+    own_latents,
+    own_outputs,
+)
 from fedsoft.core.metrics import cross_entropy, squared_loss
 from fedsoft.core.model import Model
 from fedsoft.errors import InputError
@@ -234,6 +243,11 @@ class Site:
         self.work.evaluations.add_(self.data.sizes.cpu())
         own = self.model.with_statistics(w, self.statistics)
         return self.model.predict(own_outputs(self.model, self.data, own))
+
+    def latents(self, w: Tensor) -> Tensor:
+        """Return what the last layer of each client's own model `w[m, P]` is given for each of its points."""
+        self.work.evaluations.add_(self.data.sizes.cpu())
+        return own_latents(self.model, self.data, self.model.with_statistics(w, self.statistics))
 
     def draw(self, *labels: str | int) -> Tensor:
         """Draw initial weights of a model, the same at every site of the run, `[P]`.

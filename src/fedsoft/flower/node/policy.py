@@ -20,7 +20,7 @@ from fedsoft.safety.privacy import Released, check_accountant
 from fedsoft.settings import settings
 
 BOUNDS = {"S": (1, 32), "epochs": (1, 200), "batch": (1, 100_000), "class_weights": (0.1, 10)}  # default
-SENDS_SUMS = ("fedgmm", "fedprior", "fedrc", "fedroute")  # over points: of small clients they tell points or labels
+SENDS_SUMS = ("fedgmm", "fedprior", "fedrc", "fedroute", "flux")  # over points, which they tell of small clients
 
 
 @settings
