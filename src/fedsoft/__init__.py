@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.flux import FLUX
     from fedsoft.algorithms.hypcluster import HypCluster
     from fedsoft.algorithms.ifca import IFCA
+    from fedsoft.algorithms.knnper import KNNPer
     from fedsoft.algorithms.local import Local
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
@@ -106,6 +107,7 @@ __all__ = [
     "FitOptions",
     "HypCluster",
     "InputError",
+    "KNNPer",
     "Limit",
     "Local",
     "Privacy",

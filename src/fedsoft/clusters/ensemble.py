@@ -17,7 +17,7 @@ from fedsoft.core.site import Site
 class Ensemble:
     """Models `w[J, P]` whose predictions are averaged by `shares[J]`. Usually one model of share 1.
 
-    With a `gate` the shares are those of each input.
+    With a `gate` it is up to the gate how predictions become one.
     """
 
     model: Model
@@ -48,7 +48,7 @@ class Ensemble:
                 parts.append(torch.tensordot(self.shares.to(each), each, dims=1))
             else:
                 nobody_else = torch.zeros(len(rows), dtype=torch.int64, device=self.w.device)
-                parts.append(_added(self.gate.shares(rows.to(self.w.device), nobody_else).to(each), each))
+                parts.append(self.gate.combined(rows.to(self.w.device), nobody_else, each))
         return torch.cat(parts)
 
 
@@ -64,10 +64,10 @@ def predictions(site: Site, personal: PersonalModels) -> Tensor:
     rows = personal.models if personal.models.ndim == 3 else personal.models.expand(len(site), -1, -1)
     each = torch.stack([site.predictions(w) for w in rows.unbind(1)])  # [J, points, ...]
     if personal.gate is None:
-        return _added(personal.shares[site.data.owners], each)
-    return _added(personal.gate.shares(site.data.x[site.data.points], site.data.owners).to(each), each)
+        return added(personal.shares[site.data.owners], each)
+    return personal.gate.combined(site.data.x[site.data.points], site.data.owners, each)
 
 
-def _added(shares: Tensor, each: Tensor) -> Tensor:
+def added(shares: Tensor, each: Tensor) -> Tensor:
     """Add up predictions `each[J, points, ...]` by `shares[points, J]`."""
     return (shares.T.view(*shares.T.shape, *[1] * (each.ndim - 2)) * each).sum(0)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.clusters.ensemble import added
 from fedsoft.core.contract import Reply
 from fedsoft.core.model import as_numbers
 from fedsoft.core.site import Site
@@ -115,6 +116,10 @@ class InputShares:
         total = found.sum(1, keepdim=True)
         even = self.pi.double().sum(1)[owners]
         return torch.where(total > 0, found / total.clamp(min=torch.finfo(torch.float64).tiny), even)
+
+    def combined(self, x: Tensor, owners: Tensor, each: Tensor) -> Tensor:
+        """Add up the predictions `each[J, points, ...]` by these shares."""
+        return added(self.shares(x, owners).to(each), each)
 
     def row(self, k: int) -> InputShares:
         """Return those of one client."""

@@ -176,10 +176,10 @@ class Ask(Protocol):
 
 
 class Gate(Protocol):
-    """Shares of models that depend on the input."""
+    """Predictions from those of models that depend on the input in another way as well."""
 
-    def shares(self, x: Tensor, owners: Tensor) -> Tensor:
-        """Return the shares of inputs `x[points, ...]` of the clients `owners[points]`, `[points, J]`."""
+    def combined(self, x: Tensor, owners: Tensor, each: Tensor) -> Tensor:
+        """Return predictions for inputs `x[points, ...]` of clients `owners[points]`, from `each[J, points, ...]`."""
         ...
 
     def row(self, k: int) -> Gate:
@@ -195,7 +195,7 @@ class PersonalModels:
         models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use, or J models for
             each client, `[m, J, P]`.
         shares: the weights with which each client adds up their predictions, `[m, J]`.
-        gate: the weights of each input, where they depend on it; `shares` is then what they are on average.
+        gate: how their predictions become one, where `shares` alone do not say so.
     """
 
     models: Tensor

@@ -227,8 +227,8 @@ def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemb
         found = run.ensemble(client=client)
         if found.gate is not None:
             raise InputError(
-                "the models of a client cannot be exported here, since how they are weighed depends on the input: "
-                "export the centers instead (--what centers)"
+                f"what clients of {type(run.engine.algorithm).__name__} predict with is no network alone: export the "
+                "centers instead (--what centers)"
             )
         used = found.shares.abs() > 0
         label = client if isinstance(client, str) else run.federation.names[client]
