@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
-from fedsoft.algorithms.flux import knee, linked
+from fedsoft.clusters.density import knee, linked
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from tests.algorithms.plain import batches, groups, of_source
