@@ -21,15 +21,22 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedamp import FedAMP
     from fedsoft.algorithms.fedavg import FedAvg
     from fedsoft.algorithms.fedem import FedEM
+    from fedsoft.algorithms.fedgmm import FedGMM
     from fedsoft.algorithms.fedgroup import FedGroup
+    from fedsoft.algorithms.fedprior import FedPrior
     from fedsoft.algorithms.fedprox import FedProx
+    from fedsoft.algorithms.fedrc import FedRC
+    from fedsoft.algorithms.fedrep import FedRep
     from fedsoft.algorithms.fedroute import FedRoute
     from fedsoft.algorithms.fedsoft import FedSoft
+    from fedsoft.algorithms.fedspd import FedSPD
     from fedsoft.algorithms.fesem import FeSEM
     from fedsoft.algorithms.finetune import FineTune
     from fedsoft.algorithms.flhc import FLHC
+    from fedsoft.algorithms.flux import FLUX
     from fedsoft.algorithms.hypcluster import HypCluster
     from fedsoft.algorithms.ifca import IFCA
+    from fedsoft.algorithms.knnper import KNNPer
     from fedsoft.algorithms.local import Local
     from fedsoft.algorithms.mapper import MAPPER
     from fedsoft.algorithms.mocha import MOCHA
@@ -69,6 +76,7 @@ __all__ = [
     "APFL",
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MAPPER",
     "MOCHA",
@@ -85,9 +93,14 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedEM",
+    "FedGMM",
     "FedGroup",
+    "FedPrior",
     "FedProx",
+    "FedRC",
+    "FedRep",
     "FedRoute",
+    "FedSPD",
     "FedSoft",
     "Federation",
     "FedsoftError",
@@ -95,6 +108,7 @@ __all__ = [
     "FitOptions",
     "HypCluster",
     "InputError",
+    "KNNPer",
     "Limit",
     "Local",
     "Privacy",

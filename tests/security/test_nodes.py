@@ -138,6 +138,9 @@ def test_a_shard_is_of_the_preset_that_its_owner_names(tmp_path: Path) -> None:
         {"algorithm": "fedroute"},
         {"algorithm": "fedprior"},
         {"algorithm": "fedlevels"},
+        {"algorithm": "fedrc"},
+        {"algorithm": "fedgmm"},
+        {"algorithm": "flux"},
     ],
 )
 def test_nothing_of_the_data_stands_in_a_refusal(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -183,6 +186,9 @@ def test_codes_are_a_fixed_list() -> None:
         ({"algorithm": "fedroute"}, ""),
         ({"algorithm": "fedprior"}, ""),
         ({"algorithm": "fedlevels"}, ""),
+        ({"algorithm": "fedrc"}, ""),
+        ({"algorithm": "fedgmm"}, ""),
+        ({"algorithm": "flux"}, ""),
         ({"algorithm": "ifca"}, 'algorithms = ["fedavg"]'),
         ({"solver": "adam"}, 'solvers = ["sgd"]'),
         ({"solver": {"name": "sgd", "lr": 0.5}}, "bounds = { lr = [0, 0.1] }"),

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.clusters.averaging import moved
 from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
 from fedsoft.clusters.posterior import posterior
@@ -87,10 +88,10 @@ class FedEM(Starts, Algorithm):
             return start(state, ask, self.K)
         c, s2, ids = state.centers, state.extra["s2"], participants(ask, self.K)
         answer = ask("train", ids, centers=c, s2=s2)
-        own = (ask.sizes.double() / ask.sizes.sum())[None, answer.ids]
-        c = ((1 - own.sum()) * c.double() + answer["w"].weighted(own)[0]).to(c.dtype)
+        own = (ask.sizes.double() / ask.sizes.sum())[answer.ids]
+        c = moved(c, answer["w"], own)
         if "residual" in answer:  # positive, since 0 means not known yet
-            s2 = (answer["residual"].weighted(own)[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
+            s2 = (answer["residual"].weighted(own[None])[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
         u = answer.update("pi", state.u)
         state = state.update(centers=c, u=u, extra={"s2": s2, **older(state)})
         return state, {"selected": len(ids), "answered": len(answer.ids)}

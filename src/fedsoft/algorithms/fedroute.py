@@ -118,7 +118,9 @@ class FedRoute(Starts, Algorithm):
         6
 
     Reference: none; an algorithm of this library. It joins the hard rounds of IFCA (Ghosh et al., NeurIPS 2020), the
-        mixtures of FedEM (Marfoq et al., NeurIPS 2021) and the corners of separable data (Gillis, Vavasis, 2014).
+        mixtures of FedEM (Marfoq et al., NeurIPS 2021) and the corners of separable data (Gillis, Vavasis, 2014). Its
+        nearest relatives are FedSPD (Lin et al., UAI 2025), which gives points to their lowest-loss center, and FedRC
+        (Guo et al., ICML 2024), which keeps centers from becoming specialists of labels; see docs/beyond.md.
     """
 
     S: Annotated[int, Field(ge=1)] = 2

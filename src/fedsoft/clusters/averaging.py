@@ -59,3 +59,13 @@ def mean_over_points(ask: Ask, answer: Answer, name: str) -> float:
 def mean_by_size(ask: Ask, answer: Answer, c: Tensor) -> Tensor:
     """Return FedAvg's new center `[1, P]`: the mean of the models that came back, weighted by n_k."""
     return average(answer["w"], ask.sizes[answer.ids].double()[None], old=c)
+
+
+def moved(old: Tensor, rows: Rows, own: Tensor, each: Tensor | float = 1.0) -> Tensor:
+    """Return `old + sum_k own_k (each_k rows_k - old)`, in float64: those that did not answer count for what is old.
+
+    Arguments:
+        own: what each client that answered counts, `[m]`; those of all clients sum to 1.
+        each: a further factor of its row.
+    """
+    return ((1 - own.sum()) * old.double() + rows.weighted((own * each)[None])[0]).to(old.dtype)

@@ -175,6 +175,18 @@ class Ask(Protocol):
         ...
 
 
+class Gate(Protocol):
+    """Predictions from those of models that depend on the input in another way as well."""
+
+    def combined(self, x: Tensor, owners: Tensor, each: Tensor) -> Tensor:
+        """Return predictions for inputs `x[points, ...]` of clients `owners[points]`, from `each[J, points, ...]`."""
+        ...
+
+    def row(self, k: int) -> Gate:
+        """Return the gate of one client alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class PersonalModels:
     """What m clients predict with.
@@ -183,10 +195,12 @@ class PersonalModels:
         models: a model for each client, `[m, P]`; with `shares`, models `[J, P]` that all of them use, or J models for
             each client, `[m, J, P]`.
         shares: the weights with which each client adds up their predictions, `[m, J]`.
+        gate: how their predictions become one, where `shares` alone do not say so.
     """
 
     models: Tensor
     shares: Tensor | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +246,8 @@ class Algorithm(abc.ABC):
     """Clients drawn in a round, where that is a setting of the algorithm: a number, or "all"."""
     S: Any = None
     """The number of centers, where that is a setting of the algorithm."""
+    partial_jobs: ClassVar[frozenset[str]] = frozenset()
+    """Jobs that train on some of a client's points: their work is anything up to that of a task."""
     jobs: ClassVar[Mapping[str, Job]] = {}
     """What clients can be asked to do, by name: the methods marked with `@job`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -91,6 +91,11 @@ def slowed(solver: Solver, factor: float) -> Solver:
     return solver.slower(factor) if isinstance(solver, Rated) else solver
 
 
+def task_passes(solver: Solver) -> int:
+    """Return how many gradients of every point one task takes."""
+    return solver.epochs if isinstance(solver, FirstOrder) else 1
+
+
 def descend(
     solver: FirstOrder, problem: Problem, w: Tensor, state: OptimizerState
 ) -> tuple[Tensor, OptimizerState, Tensor]:
@@ -134,14 +139,23 @@ def blocks(data: ClientData) -> Iterator[Block]:
 
 def own_outputs(model: Model, data: ClientData, w: Tensor) -> Tensor:
     """Return the output of each client's own model `w[m, P]` on each of its points, in the order of `data.points`."""
+    return _of_points(model.outputs, data, w)
+
+
+def own_latents(model: Model, data: ClientData, w: Tensor) -> Tensor:
+    """Return what the last layer of each client's own model `w[m, P]` is given for each of its points."""
+    return _of_points(model.latents, data, w)
+
+
+def _of_points(function: Callable[[Tensor, Tensor], Tensor], data: ClientData, w: Tensor) -> Tensor:
     result: Tensor | None = None
     for block in blocks(data):
-        output = model.outputs(w[block.rows], data.x[block.places])[block.real]
+        output = function(w[block.rows], data.x[block.places])[block.real]
         if result is None:
             result = output.new_empty((len(data.points), *output.shape[1:]))
         result[block.order[block.real]] = output
     # Without any point the shape of the outputs is still the model's.
-    return model.outputs(w[:1], data.x[:0][None])[0] if result is None else result
+    return function(w[:1], data.x[:0][None])[0] if result is None else result
 
 
 def own_gradients(model: Model, data: ClientData, w: Tensor, point_weights: Tensor | None = None) -> Tensor:

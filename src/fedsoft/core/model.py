@@ -140,6 +140,7 @@ class Model:
             all others, but updated by every batch instead of by the solver.
         local_statistics: whether they stay with each client, in place of being averaged.
         inputs: inputs as they are kept to inputs as the backend takes them, beside parameters of a type.
+        latent: named tensors and inputs, as for the backend, to what the last layer is given, `[m, B, d]`.
     """
 
     layout: Layout
@@ -156,6 +157,7 @@ class Model:
     statistics: int = 0
     local_statistics: bool = False
     inputs: Callable[[Tensor, torch.dtype], Tensor] = as_numbers
+    latent: Callable[[Params, Tensor], Tensor] | None = None
 
     def by(self, backend: str) -> Model:
         """Return the same model with another backend."""
@@ -181,6 +183,12 @@ class Model:
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of each model on its own inputs, `w[m, P]`, `x[m, B, ...]`."""
         return self.backend.forward(self.layout.unflatten(w), self.inputs(x, w.dtype))
+
+    def latents(self, w: Tensor, x: Tensor) -> Tensor:
+        """Return what the last layer of each model is given for its own inputs, `[m, B, d]`."""
+        if self.latent is None:
+            raise InputError("this model has no layers whose values could be compared: use a network, or linear")
+        return self.latent(self.layout.unflatten(w), self.inputs(x, w.dtype))
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient `[m, P]` of each model's `sum_i weight_i loss_i` over its batch, `weight[m, B]`."""

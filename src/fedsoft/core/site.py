@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
-from fedsoft.core.batches import Problem, Prox
+from fedsoft.core.batches import GradientParts, Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
-from fedsoft.core.local_solve import FirstOrder, OptimizerState, Solver, Work, losses_of_all, own_gradients, own_outputs
+from fedsoft.core.local_solve import (
+    FirstOrder,
+    OptimizerState,
+    Solver,
+    Work,
+    losses_of_all,
+    own_gradients,
+    own_latents,
+    own_outputs,
+)
 from fedsoft.core.metrics import cross_entropy, squared_loss
 from fedsoft.core.model import Model
 from fedsoft.errors import InputError
@@ -87,17 +96,34 @@ class Site:
             weights = point_weights if weights is None else weights * point_weights
         return data, weights
 
-    def batches(self, label: str = "batches") -> tuple[BatchIterator, FirstOrder]:
+    def batches(self, label: str = "batches", epochs: int | None = None) -> tuple[BatchIterator, FirstOrder]:
         """Return an iterator over the clients' batches and their solver, for algorithms that take single steps.
 
-        Call `count_work(batches)` afterwards.
+        Call `count_work(batches)` afterwards. `epochs`: passes over the points; default: those of the solver.
         """
         if not isinstance(self.solver, FirstOrder):
             raise InputError(f"the local solver '{type(self.solver).__name__}' takes no single steps: use SGD or Adam")
         if self.statistics is not None:
             raise InputError("statistics = 'local' is not for algorithms that take single steps: use 'averaged'")
         problem, s = self._problem(label), self.solver
-        return iterate_batches(problem, self.dtype, batch=s.batch, epochs=s.epochs, shuffle=s.shuffle), s
+        passes = s.epochs if epochs is None else epochs
+        return iterate_batches(problem, self.dtype, batch=s.batch, epochs=passes, shuffle=s.shuffle), s
+
+    def solve_part(self, w: Tensor, part: Tensor, epochs: int, label: str = "batches") -> Tensor:
+        """Take so many passes from `w[m, P]` that change only the parameters in `part[P]`, with a fresh optimizer."""
+        batches, solver = self.batches(label, epochs)
+        w, still = batches.stack(w), ~part.to(w.device)
+        state = {name: batches.stack(rows) for name, rows in self.optimizer_state(w).items()}
+        stepper, fixed = solver.stepper(state, batches.plan), w[:, still]
+        for step, b in batches:
+            active = w[: batches.plan.active[b]]
+            gradient = batches.gradient(active)
+            gradient[:, still] = 0
+            stepper.step(step, active, GradientParts(gradient))
+            batches.settle(active)
+            active[:, still] = fixed[: len(active)]  # weight decay would change it
+        self.count_work(batches)
+        return batches.unstack(w)
 
     def count_work(self, batches: BatchIterator) -> None:
         """Count the gradients computed over these batches as work."""
@@ -154,6 +180,15 @@ class Site:
         names = [name for name in self.names for _ in range(count)]
         own = None if self.statistics is None else self.statistics.repeat_interleave(count, 0)
         return replace(self, data=data, names=names, work=Work.none(len(names)), statistics=own)
+
+    def solve_some(self, w: Tensor, used: Tensor, label: str = "batches") -> Tensor:
+        """Minimise each client's loss from `w[m, P]` over those of its points that are `used[points]`.
+
+        A model without points stays as it was.
+        """
+        sizes = torch.bincount(self.data.owners[used], minlength=len(self))
+        data = self.data.reordered(self.data.points[used], sizes)
+        return self._solve_wide(data, w[:, None], None, label)[:, 0]
 
     def _solve_wide(
         self, data: ClientData, w: Tensor, point_weights: Tensor | None, label: str, prox: Prox | None = None
@@ -232,6 +267,11 @@ class Site:
         self.work.evaluations.add_(self.data.sizes.cpu())
         own = self.model.with_statistics(w, self.statistics)
         return self.model.predict(own_outputs(self.model, self.data, own))
+
+    def latents(self, w: Tensor) -> Tensor:
+        """Return what the last layer of each client's own model `w[m, P]` is given for each of its points."""
+        self.work.evaluations.add_(self.data.sizes.cpu())
+        return own_latents(self.model, self.data, self.model.with_statistics(w, self.statistics))
 
     def draw(self, *labels: str | int) -> Tensor:
         """Draw initial weights of a model, the same at every site of the run, `[P]`.

@@ -223,6 +223,11 @@ def _ensembles(run: Run, client: SupportsIndex | str | None) -> dict[str, Ensemb
         )
     if client is not None:
         found = run.ensemble(client=client)
+        if found.gate is not None:
+            raise InputError(
+                f"what clients of {type(run.engine.algorithm).__name__} predict with is no network alone: export the "
+                "centers instead (--what centers)"
+            )
         used = found.shares.abs() > 0
         label = client if isinstance(client, str) else run.federation.names[client]
         return {f"client-{file_name(label)}": Ensemble(found.model, found.w[used], found.shares[used])}

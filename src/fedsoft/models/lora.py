@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
+from fedsoft.core.heads import Patterns
 from fedsoft.core.model import Builder
-from fedsoft.networks.adapters import Patterns, adapted, trained_too
+from fedsoft.networks.adapters import adapted, trained_too
 from fedsoft.networks.module import Loss, from_module, maker
 from fedsoft.plugins import CodeName
 from fedsoft.settings import checked

@@ -36,11 +36,17 @@ def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
         layout, last = Layout(shapes), len(sides) - 2
         single = shape.task == "regression" and shape.outputs == 1
 
-        def forward(params: Params, x: Tensor) -> Tensor:
+        def layer(params: Params, h: Tensor, i: int) -> Tensor:
+            return torch.baddbmm(params[f"{i}.bias"].unsqueeze(1), h, params[f"{i}.weight"].transpose(1, 2))
+
+        def latent(params: Params, x: Tensor) -> Tensor:
             h = x.flatten(2)
-            for i in range(last + 1):
-                h = torch.baddbmm(params[f"{i}.bias"].unsqueeze(1), h, params[f"{i}.weight"].transpose(1, 2))
-                h = h.relu() if i < last else h
+            for i in range(last):
+                h = layer(params, h, i).relu()
+            return h
+
+        def forward(params: Params, x: Tensor) -> Tensor:
+            h = layer(params, latent(params, x), last)
             return h.squeeze(2) if single else h
 
         def module(params: Params) -> nn.Module:
@@ -54,6 +60,8 @@ def mlp(hidden: list[Annotated[int, Field(ge=1)]] | None = None) -> Builder:
 
         aim = goal(shape.task)
         backend = Stacked(layout, forward, aim.loss)
-        return Model(layout, xavier_normal(layout), backend, aim.loss, aim.predict, aim.metric, module=module)
+        return Model(
+            layout, xavier_normal(layout), backend, aim.loss, aim.predict, aim.metric, module=module, latent=latent
+        )
 
     return build

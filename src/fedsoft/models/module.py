@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedsoft.core.heads import Patterns
 from fedsoft.core.model import Builder
-from fedsoft.networks.adapters import Patterns
 from fedsoft.networks.module import Keep, Loss, from_module, maker
 from fedsoft.networks.starts import Init
 from fedsoft.plugins import CodeName

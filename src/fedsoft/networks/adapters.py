@@ -10,19 +10,16 @@ import copy
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fedsoft.core.heads import matching
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
-
-Patterns = list[Annotated[str, Field(min_length=1)]] | None
-"""Names with `*` and `?` for any text and any character."""
 
 NAMES = ("lora_a", "lora_b")
 
@@ -199,11 +196,4 @@ def trained_too(net: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 def _matching(net: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names of the parameters that match; raise for a pattern that matches none."""
-    known, found = [name for name, _ in net.named_parameters()], set[str]()
-    for pattern in patterns:
-        own = {name for name in known if fnmatchcase(name, pattern)}
-        if not own:
-            few = ", ".join(known[:8]) + ", ..." * (len(known) > 8)
-            raise InputError(f"trainable = '{pattern}' matches no parameter of the network, which are {few}")
-        found |= own
-    return found
+    return matching("trainable", patterns, [name for name, _ in net.named_parameters()])

@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.model import Layout, OuterProduct, Params, Step
+from fedsoft.errors import InputError
 from fedsoft.machine.threads import PerThread
 from fedsoft.networks.inputs import Inputs, Reader, arguments, token_errors
 from fedsoft.networks.passes import Pass
@@ -172,3 +173,27 @@ class LoopedModule:
         if self.here.net.training != training:
             self.here.net.train(training)
         return self.here.net, self.here.leaves, self.here.buffers
+
+
+class UpToHead(LoopedModule):
+    """The same up to its last module that has parameters: its outputs are what that module is given, flattened."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        trained = [name for name in network.layout.shapes if name not in network.statistics]
+        self.head = trained[-1].rpartition(".")[0]
+
+    def _call(self, net: nn.Module, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+
+        def see(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen.append((*given, *named.values())[0])
+
+        hook = net.get_submodule(self.head).register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            super()._call(net, x)
+        finally:
+            hook.remove()
+        if not seen or not isinstance(seen[-1], Tensor):
+            raise InputError(f"the network's last module '{self.head}' is not called with a tensor: it has no head")
+        return seen[-1].flatten(1)

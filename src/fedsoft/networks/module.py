@@ -18,7 +18,7 @@ from fedsoft.core.model import Backend, Builder, Layout, Model, Params
 from fedsoft.errors import InputError
 from fedsoft.networks.adapters import merged, trained_only
 from fedsoft.networks.chain import as_chain
-from fedsoft.networks.forwards import LoopedModule, Network, StackOfClients
+from fedsoft.networks.forwards import LoopedModule, Network, StackOfClients, UpToHead
 from fedsoft.networks.inputs import Reader
 from fedsoft.networks.starts import Init, start_of
 from fedsoft.networks.statistics import PARTS, statistics_of
@@ -77,6 +77,7 @@ def from_module(
             layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
             apart=start.apart, needs_step=trial.differs, statistics=sum(b.numel() for b in running.values()),
             local_statistics=statistics == "local" and bool(running), inputs=network.reader,
+            latent=UpToHead(network).outputs,
         )  # fmt: skip
 
     return build

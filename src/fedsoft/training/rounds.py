@@ -16,7 +16,7 @@ from fedsoft.clusters.collapse import use_of
 from fedsoft.clusters.drift import watch
 from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
-from fedsoft.core.local_solve import FirstOrder
+from fedsoft.core.local_solve import task_passes
 from fedsoft.engine.base import Engine
 from fedsoft.errors import DivergedError, FedsoftError, WorkerLost, advice
 from fedsoft.evaluation.scores import CenterView, center_usage
@@ -57,9 +57,7 @@ class Limit:
 
 def closing_work(engine: Engine) -> int:
     """Return the gradients that an algorithm spends in its last round beyond a usual one: tasks of all clients."""
-    solver = engine.training.solver
-    epochs = solver.epochs if isinstance(solver, FirstOrder) else 1
-    return engine.algorithm.closing_tasks(engine.model) * int(engine.sizes.sum()) * epochs
+    return engine.algorithm.closing_tasks(engine.model) * int(engine.sizes.sum()) * task_passes(engine.training.solver)
 
 
 class Observer(Protocol):

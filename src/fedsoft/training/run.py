@@ -95,6 +95,11 @@ class Run:
     def personal(self, client: SupportsIndex | str) -> Params:
         """The personal model of a client (by number or name), as named tensors."""
         found = self.ensemble(client=client)
+        if found.gate is not None:
+            raise InputError(
+                f"{type(self.engine.algorithm).__name__} predicts with more than one network for each client: "
+                "use ensemble(client=...)"
+            )
         if len(found.w) != 1:
             raise InputError(
                 f"{type(self.engine.algorithm).__name__} predicts with {len(found.w)} models for each client: "

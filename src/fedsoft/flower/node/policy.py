@@ -20,7 +20,7 @@ from fedsoft.safety.privacy import Released, check_accountant
 from fedsoft.settings import settings
 
 BOUNDS = {"S": (1, 32), "epochs": (1, 200), "batch": (1, 100_000), "class_weights": (0.1, 10)}  # default
-SENDS_SUMS = ("fedlevels", "fedprior", "fedroute")  # over points, from which points of small clients can be computed
+SENDS_SUMS = ("fedgmm", "fedlevels", "fedprior", "fedrc", "fedroute", "flux")  # over points: small clients show theirs
 
 
 @settings

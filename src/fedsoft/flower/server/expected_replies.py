@@ -16,6 +16,7 @@ from fedsoft.core.client_data import ClientData
 from fedsoft.core.contract import Kind, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import made_up
+from fedsoft.core.local_solve import task_passes
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.resources import Resources
 from fedsoft.safety.conditions import Conditions
@@ -74,7 +75,7 @@ class Expected:
             training, data, ["made up"], resources=Resources(workers=1),
             conditions=Conditions(diverged="drop", privacy=privacy),
         )  # fmt: skip
-        self.algorithm = training.algorithm
+        self.algorithm, self.task = training.algorithm, task_passes(training.solver)
         self.known: dict[tuple[object, ...], Expectation] = {}
 
     def of(self, job: str, shared: Mapping[str, Tensor], each: Mapping[str, Tensor], t: int) -> Expectation:
@@ -86,7 +87,9 @@ class Expected:
                 host.init_clients()
                 done = host.run_job(job, np.arange(1), {n: v[:1] for n, v in each.items()}, shared, Ticket(t))
             forms = forms_of({name: done.replies[name] for name in done.replies})
-            work = done.cost.gradients / POINTS, done.cost.evaluations / POINTS
+            gradients, evaluations = done.cost.gradients / POINTS, done.cost.evaluations / POINTS
+            if job in self.algorithm.partial_jobs:
+                gradients = max(gradients, self.task)
             kinds = self.algorithm.jobs[job].replies
-            self.known[key] = Expectation(forms, kinds, *work, done.released)
+            self.known[key] = Expectation(forms, kinds, gradients, evaluations, done.released)
         return self.known[key]
