@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedsoft import plugins
+from fedsoft.errors import InputError, unknown
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.recommend.search import Range
 
@@ -76,7 +77,18 @@ CANDIDATES = (
     ),
 )  # fmt: skip
 BY_KEY = {one.key: one for one in CANDIDATES}
-FIRST = ("fedavg", "finetune", "fedprior-1")  # tried however short the time is
+FIRST = ("constant", "fedavg", "finetune", "fedprior-1")  # tried however short the time is
+
+
+def chosen(only: Sequence[str] | None) -> list[Candidate]:
+    """Return the candidates of these keys, the simplest first; default: all."""
+    for key in only or ():
+        if key not in BY_KEY:
+            raise unknown("candidate", key, BY_KEY)
+    found = [one for one in CANDIDATES if only is None or one.key in only]
+    if len(found) < 2:
+        raise InputError("recommend needs at least two candidates to compare: name more of them")
+    return found
 
 
 def rank(key: str) -> int:

@@ -139,7 +139,9 @@ class Trainer:
             joining = split.joining(points)
             if joining is not None and not found.problem:
                 newcomers[points] = (
-                    self._constant(joining, settings) if run is None else serve(run, joining, self.judge, candidate)
+                    self._constant(joining, settings, split.final)
+                    if run is None
+                    else serve(run, joining, self.judge, candidate)
                 )
         if run is not None and save is not None and not save.exists():
             run.save(save)
@@ -153,7 +155,7 @@ class Trainer:
     ) -> tuple[Measured, Run | None]:
         began = time.perf_counter()
         if candidate.algorithm is None:
-            return Measured(values=_plain(self._constant(federation, settings))), None
+            return Measured(values=_plain(self._constant(federation, settings, federation))), None
         course = _Course(self.judge, max(1, rounds // SCORED))
         try:
             run = self._trained(candidate, settings, federation, rounds, course)
@@ -183,10 +185,14 @@ class Trainer:
         with _silent():
             return train(plan, federation, partial(Run, plan=replace(plan, options=_saved(plan.options))))
 
-    def _constant(self, federation: Federation, settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Measure a constant guess: that of all clients, or each client's own with one point of all added."""
-        (_, own), (_, overall) = constants(federation)
-        sizes = federation.train.sizes.double().view(-1, *[1] * (own.ndim - 1))
+    def _constant(
+        self, federation: Federation, settings: Mapping[str, Any], known: Federation
+    ) -> dict[str, np.ndarray]:
+        """Measure a constant guess: that of all `known` clients, or each client's own with one point of them."""
+        (_, own), _ = constants(federation)
+        _, (_, overall) = constants(known)
+        overall, sizes = overall[:1].expand_as(own), federation.train.sizes.double()
+        sizes = sizes.view(-1, *[1] * (own.ndim - 1))
         guess = (own * sizes + overall) / (sizes + 1) if settings["own"] else overall
         return self.judge.judged(judged_as(federation.held_out, guess))
 

@@ -15,7 +15,7 @@ from fedsoft.evaluation.paired import paired
 from fedsoft.runs.run_options import RunOptions, federation_of
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.recommend.assemble import Tables
-from fedsoft.studies.recommend.candidates import CANDIDATES, FIRST
+from fedsoft.studies.recommend.candidates import CANDIDATES, FIRST, Candidate, chosen
 from fedsoft.studies.recommend.clock import Clock
 from fedsoft.studies.recommend.item import Item
 from fedsoft.studies.recommend.measure import Judge, Trainer
@@ -42,7 +42,7 @@ class Progress:
 
 def recommend(
     base: RunSpec, seeds: Sequence[int], out: Path, options: RunOptions, *, metric: str | None = None,
-    budget: float | None = None, on_progress: Callable[[Progress], object] = id,
+    budget: float | None = None, only: Sequence[str] | None = None, on_progress: Callable[[Progress], object] = id,
 ) -> Recommendation:  # fmt: skip
     """Carry out everything that is not saved already.
 
@@ -53,16 +53,20 @@ def recommend(
         options: what may be used of the machine, and what was made in Python.
         metric: what to tune and decide by; default: the model's own.
         budget: seconds for all trials together; default: as many as it takes.
+        only: keys of candidates; default: all.
         on_progress: called after every trial.
     """
+    candidates = chosen(only)
     if not seeds:
         raise InputError("seeds: none is given, should be at least one")
     splits = {seed: Split.of(federation_of(base.with_seed(seed), options.given), seed) for seed in seeds}
     first = splits[seeds[0]]
     trainer = Trainer.of(base, first.final, options, metric)
     folder = out / study_name(base, seeds, trainer.judge.metric.name, first.final)
+    if not trainer.judge.takes_constants:
+        candidates = [one for one in candidates if one.algorithm is not None]
     study = _Study(trainer, splits, folder, Clock(budget), on_progress)
-    return study.run()
+    return study.run(candidates)
 
 
 def study_name(base: RunSpec, seeds: Sequence[int], metric: str, federation: Federation) -> str:
@@ -84,15 +88,16 @@ class _Study:
         self.parts: dict[tuple[int, int], Federation] = {}
         metric = trainer.judge.metric
         self.metric, self.higher = metric.name, metric.higher_is_better
-        wanted = [one for one in CANDIDATES if one.algorithm is not None or trainer.judge.takes_constants]
-        rounds = trainer.base.rounds
-        self.items = [
-            Item(one, seed, Search(one.ranges(trainer.base, len(split.final))), rounds)
-            for seed, split in splits.items()
-            for one in wanted
-        ]
+        self.items: list[Item] = []
 
-    def run(self) -> Recommendation:
+    def run(self, candidates: Sequence[Candidate]) -> Recommendation:
+        """Go through all stages."""
+        base = self.trainer.base
+        self.items = [
+            Item(one, seed, Search(one.ranges(base, len(split.final))), base.rounds)
+            for seed, split in self.splits.items()
+            for one in candidates
+        ]
         self._tune()
         tried = [item for item in self.items if item.first is not None]
         if not tried:
@@ -120,7 +125,8 @@ class _Study:
         order = [*FIRST, *(one.key for one in CANDIDATES if one.key not in FIRST)]
         while waiting := [item for item in self.items if item.upcoming is not None]:
             item = min(waiting, key=lambda item: (self.clock.spent.get(item.who, 0.0), order.index(item.candidate.key)))
-            must = item.candidate.key in FIRST and not item.search.tried
+            few = sum(bool(one.search.tried) for one in self.items) < 2
+            must = not item.search.tried and (item.candidate.key in FIRST or few)
             if not must and not self.clock.allows(item.who):
                 item.cut, item.upcoming = True, None
                 continue
