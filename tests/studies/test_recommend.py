@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_a_run_on_all_training_points(two: Recommendati
 
 
 def test_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+    done, pair = list[str](), ["constant", "fedavg"]
     measure = study.Trainer.measure
 
     def counted(*given: Any) -> Any:
@@ -96,28 +96,27 @@ def test_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(study.Trainer, "measure", counted)
     with pytest.raises(KeyboardInterrupt):
-        small("two", tmp_path)
+        small("two", tmp_path, only=pair)
     before = len(done) - 1
-    found = small("two", tmp_path)
+    found = small("two", tmp_path, only=pair)
     whole = len(done) - before - 1
-    again = small("two", tmp_path)
+    again = small("two", tmp_path, only=pair)
     assert len(done) == before + 1 + whole  # nothing is trained twice
     assert again.to_dict() == found.to_dict()
     monkeypatch.undo()
-    other = small("two", tmp_path / "other").to_dict()
+    other = small("two", tmp_path / "other", only=pair).to_dict()
     for key in ("recommended", "decision", "candidates"):
         assert other[key] == found.to_dict()[key]  # as if it had not been stopped
 
 
 def test_a_budget_leaves_out_what_does_not_fit_and_says_so(tmp_path: Path) -> None:
-    everything = ["constant", "fedavg", "local", "finetune", "fedprior-1"]
-    found = small("one", tmp_path, budget=1e-3, only=everything)
+    found = small("one", tmp_path, budget=1e-3)
     assert found.found.left_out == ("local",)  # what is needed for an answer is tried however short the time is
     assert found.found.folds == 1
     text = "\n".join(found.sentences)
     assert "Left out within 0 s: not tried: local" in text
     assert "decided on one fold" in text
-    whole = small("one", tmp_path, only=everything)
+    whole = small("one", tmp_path)
     assert whole.found.left_out == ()
     assert whole.found.folds == 3
 
@@ -132,6 +131,7 @@ def test_metrics_are_named(tmp_path: Path) -> None:
         small("two", tmp_path, only=["fedavg"])
 
 
+@pytest.mark.slow
 def test_several_seeds_are_several_splits(tmp_path: Path) -> None:
     found = small("two", tmp_path, seeds=[0, 1]).found
     assert found.recommended.key == "local"

@@ -85,10 +85,10 @@ def _resampled(sums: np.ndarray, counts: np.ndarray, draws: int) -> np.ndarray:
     rng = generator(0, "paired", seeds, clients)
     found = []
     for part in _parts(draws, max(1, AT_ONCE // clients)):
-        who = rng.multinomial(clients, np.full(clients, 1 / clients), size=part).astype(np.float64)
+        who = rng.integers(0, clients, (part, clients))
         when = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=part).astype(np.float64)
-        total = np.einsum("bs,bs->b", when, who @ sums.T)
-        count = np.einsum("bs,bs->b", when, who @ counts.T)
+        total = sum((when[:, s] * sums[s][who].sum(1) for s in range(seeds)), np.zeros(part))
+        count = sum((when[:, s] * counts[s][who].sum(1) for s in range(seeds)), np.zeros(part))
         found.append((total / np.where(count > 0, count, 1.0))[count > 0])
     return np.concatenate(found)
 

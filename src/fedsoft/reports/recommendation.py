@@ -130,10 +130,9 @@ def _clusters(found: Recommendation) -> list[str]:
         return [
             f"Clusters add {_amount(gain.mean, found.metric)} ({_span(gain, found.metric)}) over one center{beside}."
         ]
-    scores = f"{number(found.score(several_), found.metric)} against {number(found.score(one), found.metric)}"
-    return [
-        f"Clusters add nothing: {titled(several_)} has {scores} for {titled(one)}{_in_brackets(gain, found.metric)}."
-    ]
+    with_several, with_one = (number(found.score(row), found.metric) for row in (several_, one))
+    interval = _in_brackets(gain, found.metric)
+    return [f"Clusters add nothing: {with_several} with {titled(several_)}, {with_one} with {titled(one)}{interval}."]
 
 
 def _newcomers(found: Recommendation) -> list[str]:
@@ -162,7 +161,7 @@ def reservations(found: Recommendation) -> list[str]:
     if decision.best != decision.recommended:
         gain, best = decision.gains[decision.recommended], found.row(decision.best)
         said.append(
-            f"On tuning points {titled(best)} is {_amount(gain.mean, found.metric)} better "
+            f"On tuning points the gain of {titled(best)} is {_amount(gain.mean, found.metric)} "
             f"({_span(gain, found.metric)}), which is not clear: the simpler one is recommended."
         )
     restless = [key for key, why in decision.refused.items() if why is Refusal.RESTLESS]
