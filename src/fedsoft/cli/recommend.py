@@ -43,8 +43,8 @@ def recommend(
     ] = "0",
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="A,B,...", help="Candidates: constant, fedavg, ifca, fedem, local, finetune, "
-                     "ditto, fedsoft, fedprior-1 (one center), fedprior (several); default: all."),
+        typer.Option("--only", metavar="A,B,...", help="Candidates: constant, fedavg, ifca, fedem, fedroute, local, "
+                     "finetune, ditto, fedsoft, fedprior-1 (one center), fedprior (several); default: all."),
     ] = None,
     out_dir: OutOption = Path("runs"),
     workers: WorkersOption = None,

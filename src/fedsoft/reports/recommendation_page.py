@@ -73,7 +73,8 @@ def _scores(found: Recommendation) -> Table:
         (Column("", numeric=False), *map(Column, heads)), tuple(rows),
         notes=(f"Tuning: points that settings were chosen on ({several(found.folds, 'fold')} of {FOLDS}). Test: points "
                "that nothing was chosen on. Behind by: how far a candidate is behind what is recommended on test "
-               "points, client by client, with its 95 % interval.",),
+               "points, client by client, with its 95 % interval."
+               + (f" All were tuned by {metric_name(found.metric)}: --metric {loss} tunes by that." if loss else ""),),
     )  # fmt: skip
 
 

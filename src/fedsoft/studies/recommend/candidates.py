@@ -67,6 +67,7 @@ CANDIDATES = (
     Candidate("fedavg", "one model for all", "fedavg", "one model", ship="centers"),
     Candidate("ifca", "a model for each cluster of clients", "ifca", "clusters", one_center="fedavg"),
     Candidate("fedem", "a mixture of models for each client", "fedem", "clusters", one_center="fedavg"),
+    Candidate("fedroute", "a mixture of models that points are routed to", "fedroute", "clusters", one_center="fedavg"),
     Candidate("local", "models that clients train alone", "local", "alone"),
     Candidate("finetune", "fine-tuned copies of one model", "finetune", "fine-tuned", adopts_by="tune"),
     Candidate("ditto", "Ditto's personal models", "ditto", "personal"),
