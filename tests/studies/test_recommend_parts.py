@@ -250,6 +250,15 @@ def test_several_centers_have_to_beat_one() -> None:
     assert recommended(standing("fedavg", 0.5), noisy, standing("finetune", 0.7)) == "finetune"
 
 
+def test_clusters_that_are_recommended_are_compared_with_the_same_with_one_center() -> None:
+    """A simple clustered model may be as good as a personal one with one center: clusters then add what they add."""
+    found = decide([standing("fedavg", 0.5), standing("ifca", 0.7), standing("fedprior-1", 0.701)], True)
+    assert found is not None
+    assert (found.recommended, found.several, found.one) == ("ifca", "ifca", "fedavg")
+    assert found.clusters is not None
+    assert found.clusters.is_clear
+
+
 def test_what_had_not_converged_is_not_recommended_over_what_had() -> None:
     found = decide([standing("fedavg", 0.5), standing("fedprior", 0.9, settled=False)], higher_is_better=True)
     assert found is not None

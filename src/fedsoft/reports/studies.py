@@ -122,7 +122,6 @@ def recommend(
     seeds: Sequence[int] = (0,),
     metric: str | None = None,
     budget: str | float | None = None,
-    only: Sequence[str] | None = None,
     options: StudyOptions | None = None,
 ) -> RecommendationReport:
     """Say what to ship to these clients: one model, fine-tuned copies, clusters, or personal models; how sure is it?
@@ -134,7 +133,6 @@ def recommend(
         seeds: a split of points and clients each; everything is tuned anew for each of them.
         metric: what to tune and decide by: a name, or one of `options.metrics`. Default: the model's own.
         budget: seconds for all trials, or a text such as "10m"; default: as many as it takes.
-        only: candidates, such as `["fedavg", "finetune", "fedprior-1"]`; default: all.
     """
     study, seeds = Study(data, model, rounds, solver, options or StudyOptions()), listed(seeds)
     base = study.base(read_methods("fedavg").listed[0], seeds)
@@ -146,7 +144,7 @@ def recommend(
             bar.show("recommending", now.trials, None, f"{now.stage} {now.now}")
 
         found = run_recommendation(
-            base, seeds, folder, study.run_options(), metric=metric, budget=seconds, only=only,
+            base, seeds, folder, study.run_options(), metric=metric, budget=seconds, only=study.options.only,
             on_progress=show if study.options.progress else id,
         )  # fmt: skip
     report = RecommendationReport(found, scratch)

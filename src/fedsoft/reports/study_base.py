@@ -49,12 +49,14 @@ class StudyOptions(FitOptions):
             process. A script that asks for processes has to stand under `if __name__ == "__main__":`.
         progress: whether to show a bar.
         conditions: what clients may do, and what is done about it, as for `fit`.
+        only: candidates of `recommend`, such as `["fedavg", "finetune", "fedprior-1"]`; default: all.
     """
 
     folder: str | Path | None = None
     jobs: int = 1
     progress: bool = True
     conditions: Conditions | None = None
+    only: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

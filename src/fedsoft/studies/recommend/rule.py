@@ -46,7 +46,8 @@ class Decision:
         top: the one with the best score of all.
         gains: by how much the best one beats each of the others, by key.
         refused: why others may not be recommended.
-        several: the best candidate with several centers; one: the best of those with one or none.
+        several, one: what is recommended and the same with one center, where it has several; else the best candidate
+            with several centers and the best of all others.
         clusters: by how much several centers beat one; None where either is missing.
     """
 
@@ -87,6 +88,8 @@ def decide(standings: Sequence[Standing], higher_is_better: bool) -> Decision | 
     gains = {key: gain(best, key) for key in known if key != best}
     recommended = next(key for key in sorted(able, key=rank) if key == best or not gains[key].is_clear)
     several, one = _clusters(known, score)
+    if (single := BY_KEY[recommended].one_center) in known:
+        several, one = recommended, single
     clusters = None if several is None or one is None else gain(several, one)
     top = max(known, key=lambda key: score[key])
     return Decision(recommended, best, top, gains, refused, several, one, clusters)
