@@ -143,10 +143,10 @@ def test_several_seeds_are_several_splits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_random_labels_and_clients_without_clusters(tmp_path: Path) -> None:
-    """All candidates: no clusters are found where there are none, and nothing where there is nothing."""
-    only = ["constant", "fedavg", "ifca", "finetune", "fedprior-1", "fedprior"]
+    """No clusters are found where there are none, and nothing where there is nothing."""
+    only = ["constant", "fedavg", "ifca", "fedprior-1", "fedprior"]
     options = fs.StudyOptions(progress=False, folder=tmp_path, workers=1, only=only)
-    given: dict[str, Any] = {"rounds": 4, "solver": fs.Newton(), "options": options}
+    given: dict[str, Any] = {"rounds": 8, "solver": fs.SGD(lr=0.3, epochs=1, batch=8), "options": options}
     found = {}
     for kind in ("one", "none"):
         rng, pairs = generator(0, kind), []
