@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +180,33 @@ def test_a_preset_whose_clients_are_of_several_sources(tmp_path: Path) -> None:
     assert any(text.startswith("Clusters add ") and "nothing" not in text for text in report.sentences)
     run = fs.load(report.run or "")
     assert fs.export(run, tmp_path / "exported").models
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_command(tmp_path: Path) -> None:
+    """A table, the answer and the files; the same command again trains nothing, and prints JSON."""
+    command = [
+        sys.executable, "-c", "from fedsoft.cli import main; main()", "recommend", "synthetic-10-90", "--rounds", "2",
+        "--set", "clients=16", "--set", "points=[12, 16]", "--set", "dimension=3", "--set", "K=all", "--set",
+        "solver=exact", "--set", "test_points=10", "--only", "constant,fedavg,local", "--out", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    first = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    assert "Ship " in first.stdout
+    assert "fedsoft export " in first.stdout
+    again = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=200)
+    told = json.loads(again.stdout)
+    assert told["sentences"][0] in first.stdout
+    [folder] = (tmp_path / "runs").iterdir()
+    assert {path.name for path in folder.iterdir()} == {
+        "candidates.csv", "recommendation.html", "recommendation.json", "runs", "trials"
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "recommend.md").read_text("utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(compile(block, "recommend.md", "exec"), names)
+    assert names["found"].recommended in ("fedavg", "local")
