@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedsoft.errors import CallbackError, DivergedError, FedsoftError, InputError, StoreError
     from fedsoft.exports.export import export
     from fedsoft.onboarding.new_clients import Adopted
-    from fedsoft.reports.studies import StudyOptions, choose, compare, tune
+    from fedsoft.reports.studies import StudyOptions, choose, compare, recommend, tune
     from fedsoft.runs.load import load
     from fedsoft.runs.run import Run, fit
     from fedsoft.safety.conditions import Conditions
@@ -69,7 +69,7 @@ _HOME = {
     "Run": "runs.run", "fit": "runs.run", "FitOptions": "training", "Limit": "training", "load": "runs.load",
     "export": "exports.export", "Adopted": "onboarding.new_clients",
     "StudyOptions": "reports.studies", "choose": "reports.studies", "compare": "reports.studies",
-    "tune": "reports.studies",
+    "recommend": "reports.studies", "tune": "reports.studies",
 }  # fmt: skip
 
 __all__ = [
@@ -130,6 +130,7 @@ __all__ = [
     "models",
     "pFedMe",
     "partitions",
+    "recommend",
     "solvers",
     "tune",
 ]

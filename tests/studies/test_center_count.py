@@ -34,12 +34,12 @@ def trial(S: int, score: float, error: float = 0.1, stable: float | None = 0.9) 
 
 
 def fitted(sources: list[int], centers: int) -> MixtureFit:
-    """Points that only the center of their source explains; centers beyond the sources are copies of the last."""
+    """Points of three clients that only the center of their source explains; further centers are copies of the last."""
     source = torch.tensor(sources)
     right = torch.arange(centers).clamp(max=int(source.max()))
     losses = torch.where(right == source[:, None], 0.0, 50.0).double()
-    data = ClientData.concat([(torch.zeros(len(source), 1), source.long())])
-    return MixtureFit(data, data, (losses, losses), None, 1)
+    data = ClientData.concat([(torch.zeros(len(source), 1), source.long())] * 3)
+    return MixtureFit(data, data, (losses.repeat(3, 1), losses.repeat(3, 1)), None, 1)
 
 
 def decided(trials: list[CountTrial], needed: int) -> Any:

@@ -2,6 +2,7 @@
 
 # In the order in which help lists them.
 from fedsoft.cli import runs  # isort: skip
+from fedsoft.cli import recommend  # isort: skip
 from fedsoft.cli import compare  # isort: skip
 from fedsoft.cli import tune  # isort: skip
 from fedsoft.cli import choose as choose  # isort: skip
@@ -15,4 +16,4 @@ from fedsoft.cli import flower as flower  # isort: skip
 from fedsoft.cli.common import app  # isort: skip
 from fedsoft.cli.entry import main  # isort: skip
 
-__all__ = ["app", "compare", "listing", "main", "report", "runs", "tune"]
+__all__ = ["app", "compare", "listing", "main", "recommend", "report", "runs", "tune"]

@@ -253,18 +253,20 @@ def _read(name: str, given: Any, shape: DataShape) -> ClientMetric:
             raise InputError(f"metrics: '{given}' is not for {shape.task}, which has {fitting}")
         return metric if name == given else replace(metric, name=name)
     if isinstance(given, Metric):
-        return _per_point(name, given)
+        return by_point(given, name)
     own = given if isinstance(given, OwnMetric) else OwnMetric(given)
     if not callable(own.function):
         raise InputError(f"metrics: '{name}' = {given!r} is not allowed: should be a function of (y, prediction)")
     return ClientMetric(name, own.higher_is_better, lambda judged: _by_function(name, own, judged))
 
 
-def _per_point(name: str, metric: Metric) -> ClientMetric:
+def by_point(metric: Metric, name: str | None = None) -> ClientMetric:
+    """Return a metric of points as one of clients: the mean over their points."""
+
     def values(judged: Judged) -> Tensor:
         return judged.means(metric.per_point(judged.prediction[None], judged.y[None])[0])
 
-    return ClientMetric(name, metric.higher_is_better, values)
+    return ClientMetric(name or metric.name, metric.higher_is_better, values)
 
 
 def _by_function(name: str, own: OwnMetric, judged: Judged) -> Tensor:

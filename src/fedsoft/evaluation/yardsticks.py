@@ -35,20 +35,21 @@ def yardsticks(federation: Federation, metric: Directed, values: Callable[[Judge
     if not len(federation.train.y):
         return []
     found = []
-    for name, constant in _constants(federation):
+    for name, constant in constants(federation):
         spreads = [
-            Spread.of(values(_judged(data, constant)), metric, data.sizes)
+            Spread.of(values(judged_as(data, constant)), metric, data.sizes)
             for data in (federation.train, federation.held_out)
         ]
         found.append(Yardstick(name, *spreads))
     return found
 
 
-def _judged(data: ClientData, constant: Tensor) -> Judged:
+def judged_as(data: ClientData, constant: Tensor) -> Judged:
+    """Return clients' points beside a constant prediction, a row for each client."""
     return Judged(data.y[data.points], constant[data.owners], data.owners, len(data))
 
 
-def _constants(federation: Federation) -> Iterator[tuple[str, Tensor]]:
+def constants(federation: Federation) -> Iterator[tuple[str, Tensor]]:
     """Yield constant predictions, a row for each client: means of targets, or the share of each class."""
     train, shape = federation.train, federation.shape
     y = train.y[train.points]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsoft import plugins
 from fedsoft.errors import FedsoftError, InputError
+from fedsoft.evaluation.paired import paired
 from fedsoft.machine.threads import one_thread
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions, build
@@ -34,7 +35,7 @@ from fedsoft.training.settled import settled
 ALGORITHM = "fedem"
 SEEDS = (0, 1, 2)
 STABLE = 0.2  # adjusted Rand index below which seeds disagree on clusters
-SURE = 1.645  # standard errors by which several centers have to beat one: 95 %, one-sided
+SURE = 0.9  # level of the interval by which several centers have to beat one: 95 %, one-sided
 SCORED = 12  # times that a run is scored, to see whether it has come to rest
 RATES = (1.0, 3.0, 10.0)  # times that of the preset
 NONE = "no cluster structure found"
@@ -276,12 +277,11 @@ def _is_candidate(trial: CountTrial, fit: MixtureFit, one: MixtureFit, reasons: 
     if trial.settled is False:
         reasons.append(f"S = {trial.S} still improved when its run ended, so it is left out: give it more rounds")
         return False
-    gains = fit.held_out_likelihood() - one.held_out_likelihood()  # of each client, on the same points
-    gain = float(gains.mean())
-    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
-    if gain > SURE * error:
-        return True
+    gain = paired(fit.held_out_likelihood(), one.held_out_likelihood(), level=SURE)  # on the same points of each client
+    if gain is None or gain.is_clear:
+        return gain is not None
     reasons.append(
-        f"S = {trial.S} is not surely better than one center ({gain:.3g} +- {error:.2g} per point and client)"
+        f"S = {trial.S} is not surely better than one center ({gain.mean:.3g} per point and client, "
+        f"{100 * SURE:.0f} % interval {gain.low:.3g} to {gain.high:.3g})"
     )
     return False

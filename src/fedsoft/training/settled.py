@@ -17,13 +17,17 @@ def settled(records: Sequence[RoundRecord], higher_is_better: bool) -> bool | No
 
     The mean over the last quarter of the scored rounds is compared with the mean over the quarter before.
     """
-    sign = 1 if higher_is_better else -1
-    course = [sign * value for value in map(_quality, records) if value is not None]
+    course = [value for value in map(_quality, records) if value is not None]
+    return at_rest(course, higher_is_better)
+
+
+def at_rest(course: Sequence[float], higher_is_better: bool) -> bool | None:
+    """Return whether values no longer improve at the end; None where there are too few of them."""
     if len(course) < LEAST:
         return None
-    quarter = len(course) // 4
+    sign, quarter = 1 if higher_is_better else -1, len(course) // 4
     before, last = statistics.fmean(course[-2 * quarter : -quarter]), statistics.fmean(course[-quarter:])
-    gain, whole = last - before, abs(last - course[0])
+    gain, whole = sign * (last - before), abs(last - course[0])
     return not (gain > STILL * whole and gain > MATTERS * abs(last))
 
 
