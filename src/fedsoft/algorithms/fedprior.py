@@ -115,7 +115,7 @@ class FedPrior(Algorithm):
         notes = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
             return state, notes
-        u = answer.update("r", state.u) if due else state.u
+        u = answer.note("r", state.mixture) if due else state.mixture
         old, part = prior_of(state.centers, state.extra), len(answer.ids) / len(ask.sizes)
         sums = self._sums(answer, due).times(1 / part)
         new = blended(old, improved(old, sums, self.spread**2), part)
@@ -133,8 +133,8 @@ class FedPrior(Algorithm):
         everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
         if due:
             return Sums(answer["r"].weighted(everybody)[0], *(answer[name].weighted(everybody)[0] for name in names))
-        drawn = one_hot(answer["s"].gather(), self.S).T.double()
-        return Sums(drawn.sum(1), *(answer[name].weighted(drawn) for name in names))
+        found = [answer.sums(name, "s", self.S) for name in names]
+        return Sums(found[0][1], *(total for total, _ in found))
 
     def _noise(self, ask: Ask, answer: Answer, s2: Tensor) -> Tensor:
         """Return the variance of the noise: the squared errors over the points that decide no parameter."""

@@ -139,7 +139,7 @@ def plan_of(spec: RunSpec, options: RunOptions, objects: Objects | None = None) 
     )  # fmt: skip
     conditions = Conditions(
         dropout=spec.dropout, attack=found["attack"], aggregator=found["aggregator"], guard=spec.guard,
-        diverged=spec.diverged, privacy=spec.privacy,
+        diverged=spec.diverged, privacy=spec.privacy, secure=spec.secure,
     )  # fmt: skip
     if given is not None:
         recipe = replace(recipe, backend=given.backend, metrics=given.metrics)

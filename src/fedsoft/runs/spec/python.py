@@ -43,7 +43,8 @@ def spec_of(plan: Plan, federation: Federation, label: str) -> RunSpec:
         work=plan.limit.work, bytes=plan.limit.bytes, seed=recipe.seed, dtype=options.dtype,
         dropout=float(conditions.dropout), score_every=options.score_every, metrics=named,
         class_weights=_weights(options.class_weights),
-        guard=float(conditions.guard), diverged=conditions.diverged, privacy=conditions.privacy, label=label,
+        guard=float(conditions.guard), diverged=conditions.diverged, privacy=conditions.privacy,
+        secure=conditions.protection, label=label,
         early_stopping=next((one for one in options.callbacks if isinstance(one, EarlyStopping)), None),
         allow=allow | ({factory} if isinstance(factory, str) else frozenset()),
     )  # fmt: skip
