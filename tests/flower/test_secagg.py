@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"'
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedsoft.errors import InputError
 from fedsoft.flower.secagg import messages, primitives
 from fedsoft.flower.secagg.aggregator import Aggregator
 from fedsoft.flower.secagg.messages import Missing, Roster, Unmasking, size_of
 from fedsoft.flower.secagg.party import Book, Party, Stage
 from fedsoft.flower.secagg.session import CORRUPT, ProtocolError, Session, degree
+from fedsoft.flower.submit import carry_out
+from fedsoft.runs.run_options import RunOptions
+from fedsoft.runs.spec import read
 from fedsoft.secure.coding import MODELS, NUMBERS
 
 NAMES = ("anna", "ben", "carla", "dora", "emil")
@@ -345,3 +350,9 @@ def test_bytes_are_those_of_the_numbers_and_a_constant_for_each_neighbour() -> N
         assert sent - play.session.bytes <= 240 + near * 260
     assert isinstance(play.up["masked"]["anna"], messages.Masked)
     assert len(play.up["masked"]["anna"].data) == 7 * 5 + 2 * 8
+
+
+def test_the_engine_refuses_what_it_does_not_protect(tmp_path: Path) -> None:
+    spec = read("synthetic-10-90", ["K=all", "secure=true"])
+    with pytest.raises(InputError, match="secure = true is not allowed with engine 'flower'"):
+        carry_out(spec, tmp_path / "run", RunOptions())

@@ -164,6 +164,23 @@ def test_values_beyond_the_reach_are_told() -> None:
     assert run.history[0].notes["clipped_values"] > 0
 
 
+# --- other engines ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["fedsoft", "ifca", "fedem"])
+def test_workers_of_ray_add_up_the_same_integers(name: str) -> None:
+    ray = pytest.importorskip("ray", reason='needs Ray: pip install "fedsoft[ray]"')
+    about: dict[str, Any] = {"made": ALL[name], "secure": True, "dropout": 0.2, "chunk": 2}
+    run = fitted(name, engine="ray", workers=2, **about)
+    try:
+        assert torch.equal(run.state.centers, fitted(name, **about).state.centers)
+        assert run.state.mixture is None
+    finally:
+        run.engine.close()
+        ray.shutdown()
+
+
 # --- specs, commands and saved runs -----------------------------------------------------------------------------------
 
 

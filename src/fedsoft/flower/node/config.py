@@ -199,6 +199,8 @@ class NodeConfig:
         self.policy.check_names(raw, self.file.allow)  # what is allowed as the model is no algorithm
         if self.data.shard is None and "partition" in raw:
             raise Refused(Refusal.DATA, "the run has a partition, but the data of this node is its own")
+        if raw.get("secure"):
+            raise Refused(Refusal.NOT_ALLOWED, "the run has secure = true, which this node cannot keep")
         about_server = ("aggregator", "attack")
         try:
             spec = RunSpec.from_dict({k: v for k, v in raw.items() if k not in about_server}, allow=self.allow)

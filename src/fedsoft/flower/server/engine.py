@@ -48,6 +48,11 @@ from fedsoft.safety.guards import Guards
 from fedsoft.storage.files import read_json
 from fedsoft.storage.tensorfile import Blocks
 
+NOT_SECURE = (
+    "secure = true is not allowed with engine 'flower': its nodes still send replies of single clients; engines 'local' "
+    "and 'ray' simulate it (docs/secure.md)"
+)
+
 
 class _Elsewhere(ClientRows):
     """What clients keep, as the server sees it: nothing."""
@@ -94,6 +99,8 @@ class FlowerEngine(Engine):
             raise InputError(
                 "engine 'flower' has real clients: [attack] and data that changes are for 'local' and 'ray'"
             )
+        if conditions is not None and conditions.protection is not None:
+            raise InputError(NOT_SECURE)
         if submission.spec.get("class_weights") == "balanced":
             raise InputError(BALANCED)
         super().__init__(training, federation, conditions, resources)
