@@ -49,7 +49,7 @@ from fedsoft.storage.files import read_json
 from fedsoft.storage.tensorfile import Blocks
 
 NOT_SECURE = (
-    "secure = true is not allowed with engine 'flower': its nodes still send replies of single clients; engines 'local' "
+    "secure = true is not allowed with engine 'flower': its nodes still send single replies; engines 'local' "
     "and 'ray' simulate it (docs/secure.md)"
 )
 
