@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,8 @@ import fedsoft as fs
 from benchmarks.reliability import table
 from fedsoft.flower.secagg.aggregator import Aggregator
 from fedsoft.flower.secagg.messages import Delivery, Missing, Roster, size_of
-from fedsoft.flower.secagg.party import Book, Party, about
-from fedsoft.flower.secagg.primitives import joined, shared
+from fedsoft.flower.secagg.party import Accepts, Book, Party, about
+from fedsoft.flower.secagg.primitives import joined, public_of, shared
 from fedsoft.flower.secagg.primitives import sealed as seal
 from fedsoft.flower.secagg.session import Session, degree
 from fedsoft.runs.execute import execute
@@ -107,6 +107,11 @@ def _session(count: int, parameters: int, attempt: int = 0) -> Session:
     return Session("run", 0, 0, "", names, ((MODELS, parameters),), THRESHOLD, attempt)
 
 
+def accepted(keys: Mapping[str, ec.EllipticCurvePrivateKey]) -> Accepts:
+    public = {name: public_of(key) for name, key in keys.items()}
+    return lambda name, key: public[name] == key
+
+
 @dataclass
 class Clock:
     """Calls functions, and adds up how long they take."""
@@ -126,7 +131,7 @@ def whole(count: int, parameters: int) -> list[str]:
     for missing in (0, 1):
         session = _session(count, parameters, missing)
         keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in session.parties}
-        known = {name: key.public_key() for name, key in keys.items()}
+        known = accepted(keys)
         server = Aggregator(session, known)
         party, serve = Clock(), Clock()
         parties = {name: Party(session, name, keys[name], known, Book()) for name in keys}
@@ -156,7 +161,7 @@ def one_of(count: int, parameters: int) -> list[str]:
     me = session.parties[0]
     near = session.neighbours(me)
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in (me, *near)}
-    known = {name: key.public_key() for name, key in keys.items()}
+    known = accepted(keys)
     others = {name: Party(session, name, keys[name], known, Book()) for name in near}
     party = Party(session, me, keys[me], known, Book())
     roster = Roster({name: one.advertise() for name, one in others.items()})

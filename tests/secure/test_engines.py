@@ -145,6 +145,15 @@ def test_leverage_is_what_sums_explain() -> None:
     assert visible(torch.zeros(1, 3)).tolist() == [0, 0, 0]
 
 
+def test_the_sum_of_a_node_is_shown_by_two_sums_that_differ_by_it() -> None:
+    """Though no client of it is."""
+    homes = ["a", "a", "b", "b", "c"]
+    whole, less = torch.ones(1, 5), torch.tensor([[1.0, 1, 0, 0, 1]])
+    assert visible(whole, homes).tolist() == pytest.approx([0.4, 0.4, 0.4, 0.4, 0.2])
+    assert visible(torch.cat([whole, less]), homes)[2:4].tolist() == pytest.approx([1, 1])
+    assert visible(torch.cat([whole, less])).max() < 0.9
+
+
 # --- dropouts ---------------------------------------------------------------------------------------------------------
 
 

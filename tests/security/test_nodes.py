@@ -426,10 +426,3 @@ def test_requests_of_a_round_are_limited(tmp_path: Path) -> None:
     codes = [train(node, raw, round=0, ask=k).head.get("refused") for k in range(7)]
     assert codes == [None] * 5 + [Refusal.REQUESTS] * 2
     assert "w" in train(node, raw, round=1).tensors
-
-
-@pytest.mark.parametrize("secure", [True, {"threshold": 0.8}], ids=str)
-def test_a_node_does_not_promise_what_it_cannot_keep(secure: Any, tmp_path: Path) -> None:
-    node = hospital(tmp_path)
-    assert refused(node, described() | {"secure": secure}) == Refusal.NOT_ALLOWED
-    assert "secure = true" in node.said[-1]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.flower.local_cluster.cluster import LocalCluster
-from fedsoft.flower.server.engine import NOT_SECURE
 from fedsoft.flower.server.terms import read_terms
 from fedsoft.flower.submission import Outcome, Submission, SubmittedRun
 from fedsoft.runs.execute import NO_EARLY_STOPPING, stop_when_asked
@@ -33,8 +32,6 @@ def carry_out(spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, 
         raise InputError(f"device = '{stage.device}' is not allowed: nodes compute on their CPU")
     if spec.early_stopping is not None:
         raise InputError(NO_EARLY_STOPPING)
-    if spec.secure is not None:
-        raise InputError(NOT_SECURE)
     if named := [type(one).__name__ for one in stage.callbacks if isinstance(one, Callback)]:
         raise InputError(f"callbacks such as {named[0]} look at the run itself, which is not in this process: use "
                          "another engine")  # fmt: skip

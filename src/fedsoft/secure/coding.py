@@ -76,10 +76,11 @@ class Coding:
 
 
 class Coded(NamedTuple):
-    """The sum of coded rows, `[S, n]` modulo 2^64, and how many values were clipped."""
+    """The sum of coded rows, `[S, n]` modulo 2^64, how many values were clipped, and which share of weights it has."""
 
     total: Tensor
     clipped: int
+    share: Tensor | float = 1.0
 
     def plus(self, other: Coded) -> Coded:
         return Coded(self.total + other.total, self.clipped + other.clipped)
@@ -87,6 +88,7 @@ class Coded(NamedTuple):
 
 MODELS = Coding(40, 2.0**10)  # 1.25 times the bytes of a float32; multiples of 3.7e-9
 NUMBERS = Coding(64, 2.0**30)  # of everything else, which is short: multiples of 2.3e-10
+WHOLE = Coding(64, 2.0**62)  # of whole numbers
 SHARES = Coding(64, 1.0)  # of weights: multiples of 2.2e-19
 
 

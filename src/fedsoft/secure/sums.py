@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,12 +18,29 @@ from fedsoft.secure.coding import SHARES, Coded, Coding, coding_of
 from fedsoft.secure.protection import Secure
 
 
+class Weighed(NamedTuple):
+    """The sum of coded rows `[S, n]`, that of their weights `[S, 1]`, and the shape of one row."""
+
+    rows: Coded
+    weights: Coded
+    shape: tuple[int, ...]
+
+
 @runtime_checkable
 class Codes(Rows, Protocol):
     """Rows that clients can code for themselves."""
 
     def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
         """Return the sum of coded rows with `weights[S, m]`, `[S, n]`, and the shape of one row."""
+        ...
+
+
+@runtime_checkable
+class Weighs(Codes, Protocol):
+    """Rows of clients elsewhere, who weigh them by replies of their own."""
+
+    def weighed(self, by: str, count: int, shares: Tensor, coding: Coding) -> Weighed:
+        """Return what the protocol opens of `count` sums, with `shares[m]` that the server knows of each client."""
         ...
 
 
@@ -86,9 +103,12 @@ class SummedRows:
 
     def total(self, shares: Tensor, size: Tensor) -> Tensor:
         """Return the decoded sums with `shares[S, m]`, each times its `size[S]`."""
-        found, shape = self.rows.coded(shares, self.coding)
+        return self.decoded(*self.rows.coded(shares, self.coding), size)
+
+    def decoded(self, found: Coded, shape: tuple[int, ...], size: Tensor) -> Tensor:
         self.ledger.count(self.coding, found)
-        return self.coding.decoded(found.total).view(len(shares), *shape) * size.view(-1, *[1] * len(shape))
+        whole = size / found.share  # as if who went missing on the way had answered as the others did
+        return self.coding.decoded(found.total).view(len(size), *shape) * whole.view(-1, *[1] * len(shape))
 
 
 @dataclass(frozen=True)
@@ -111,11 +131,15 @@ class SummedAnswer(Answer):
         assert isinstance(told, SummedRows)
         known = torch.ones(len(self.ids), dtype=torch.float64) if factor is None else factor.double().cpu()
         self.ledger.weigh(name, by, known)
-        size = known.sum().expand(count)
-        shares = weights_of(told.rows.gather(), count, known / known.sum()).clamp(0, 1)  # by each client, of its own
-        weight = SHARES.coded_sum(torch.ones(len(self.ids), 1), shares)
-        self.ledger.count(SHARES, weight)
-        return rows.total(shares, size), SHARES.decoded(weight.total)[:, 0] * size
+        size, shares = known.sum().expand(count), known / known.sum()
+        found = rows.rows.weighed(by, count, shares, rows.coding) if isinstance(rows.rows, Weighs) else None
+        if found is None:
+            own = weights_of(told.rows.gather(), count, shares).clamp(0, 1)  # by each client, of its own
+            total, shape = rows.rows.coded(own, rows.coding)
+            found = Weighed(total, SHARES.coded_sum(torch.ones(len(self.ids), 1), own), shape)
+        self.ledger.count(SHARES, found.weights)
+        weights = SHARES.decoded(found.weights.total)[:, 0] * size / found.weights.share
+        return rows.decoded(found.rows, found.shape, size), weights
 
 
 def summed(answer: Answer, kinds: Mapping[str, Kind], ledger: Ledger, single: Single = refuse) -> SummedAnswer:

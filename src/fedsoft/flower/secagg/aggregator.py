@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
-from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from fedsoft.flower.secagg.messages import Delivery, Keys, Masked, Missing, Roster, Shares, Unmasking
-from fedsoft.flower.secagg.party import KEY, SEED, pair, seed_key, statement, told
-from fedsoft.flower.secagg.primitives import KeyPair, digest, is_key, is_signed, joined
+from fedsoft.flower.secagg.party import KEY, SEED, Accepts, is_genuine, pair, seed_key, told
+from fedsoft.flower.secagg.primitives import KeyPair, digest, joined
 from fedsoft.flower.secagg.session import ProtocolError, Session
 
 
@@ -19,11 +18,11 @@ class Aggregator:
 
     Arguments:
         session: what is summed.
-        known: the public keys of the nodes of all parties.
+        accepts: whether a public key is that of the node of a party.
     """
 
-    def __init__(self, session: Session, known: Mapping[str, ec.EllipticCurvePublicKey]) -> None:
-        self.session, self.known = session, known
+    def __init__(self, session: Session, accepts: Accepts) -> None:
+        self.session, self.accepts = session, accepts
         self.keys: Mapping[str, Keys] = {}
         self.shares: Mapping[str, Shares] = {}
         self.masked: Mapping[str, Masked] = {}
@@ -31,7 +30,8 @@ class Aggregator:
 
     def rosters(self, keys: Mapping[str, Keys]) -> dict[str, Roster]:
         """Return to every party the keys of its neighbours."""
-        wrong = {name for name, one in keys.items() if not self._is_genuine(name, one)}
+        keys = {name: one for name, one in keys.items() if name in self.session.parties}
+        wrong = {name for name, one in keys.items() if not is_genuine(self.session, name, one, self.accepts)}
         self.liars |= wrong
         self.keys = keys = {name: one for name, one in keys.items() if name not in wrong}
         self._check(len(keys), "sent keys")
@@ -107,14 +107,6 @@ class Aggregator:
     def _blame(self, name: str, what: str) -> NoReturn:
         self.liars.add(name)
         raise ProtocolError(f"'{name}' shared another {what} than it used: the sum cannot be opened", [name])
-
-    def _is_genuine(self, name: str, keys: Keys) -> bool:
-        """Whether keys are signed by the node that the run's file names, for this sum."""
-        if name not in self.known or name not in self.session.parties:
-            return False
-        text = statement(self.session, name, keys.sealing, keys.masking)
-        fine = is_signed(self.known[name], keys.signature, text)
-        return fine and is_key(keys.sealing) and is_key(keys.masking)
 
     def _is_complete(self, name: str, shares: Shares) -> bool:
         """Whether there is a share for every neighbour that is there."""

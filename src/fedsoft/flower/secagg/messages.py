@@ -24,6 +24,7 @@ class Keys:
 
     sealing: bytes
     masking: bytes
+    identity: bytes  # the public key of the node, as OpenSSH writes it
     signature: bytes
 
 

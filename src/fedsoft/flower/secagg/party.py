@@ -6,7 +6,8 @@ tells a share of the seed or one of the key, never both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,6 +22,7 @@ from fedsoft.flower.secagg.primitives import (
     is_key,
     is_signed,
     opened,
+    public_of,
     sealed,
     shared,
     signed,
@@ -29,11 +31,14 @@ from fedsoft.flower.secagg.session import ProtocolError, Session
 
 SEED, KEY = b"seed", b"key"
 
+Accepts = Callable[[str, bytes], bool]
+"""(party, public key of a node): whether it is the key of the node of this party."""
+
 
 class Stage(IntEnum):
-    """What a party has done."""
+    """What a party has done. After a stage that failed it does nothing more."""
 
-    NOTHING, ADVERTISED, SHARED, MASKED, UNMASKED = range(5)
+    FAILED, NOTHING, ADVERTISED, SHARED, MASKED, UNMASKED = range(-1, 5)
 
 
 class Book:
@@ -55,18 +60,17 @@ class Party:
         session: what it agrees to.
         name: its own.
         identity: the private key of its node.
-        known: the public keys of the nodes of all parties, from its owner's own list or from the run's file.
+        accepts: whether a public key is that of the node of a party, by its owner's own list or by the run's file.
         book: of all sums of this party.
     """
 
     def __init__(
-        self, session: Session, name: str, identity: ec.EllipticCurvePrivateKey,
-        known: Mapping[str, ec.EllipticCurvePublicKey], book: Book,
-    ) -> None:  # fmt: skip
+        self, session: Session, name: str, identity: ec.EllipticCurvePrivateKey, accepts: Accepts, book: Book
+    ) -> None:
         book.check(session)
         if name not in session.parties:
             raise ProtocolError(f"party '{name}' is not in this session")
-        self.session, self.name, self.identity, self.known, self.book = session, name, identity, known, book
+        self.session, self.name, self.identity, self.accepts, self.book = session, name, identity, accepts, book
         self.sealing, self.key_secret, self.seed = KeyPair.of(draw()), draw(), draw()
         self.masking = KeyPair.of(self.key_secret)
         self.own: tuple[bytes, bytes] = (b"", b"")
@@ -77,23 +81,31 @@ class Party:
 
     def advertise(self) -> Keys:
         """Return the keys of this session."""
-        self._begin(Stage.ADVERTISED)
-        text = statement(self.session, self.name, self.sealing.public, self.masking.public)
-        return Keys(self.sealing.public, self.masking.public, signed(self.identity, text))
+        with self._stage(Stage.ADVERTISED):
+            return self._advertised()
 
     def share(self, roster: Roster) -> Shares:
         """Return shares of both secrets for all neighbours whose keys are those of their nodes."""
-        self._begin(Stage.SHARED)
+        with self._stage(Stage.SHARED):
+            return self._shared(roster)
+
+    def mask(self, delivery: Delivery, values: Sequence[Tensor]) -> Masked:
+        """Return the coded numbers of this party under masks."""
+        with self._stage(Stage.MASKED):
+            return self._masked(delivery, values)
+
+    def _advertised(self) -> Keys:
+        text = statement(self.session, self.name, self.sealing.public, self.masking.public)
+        return Keys(self.sealing.public, self.masking.public, public_of(self.identity), signed(self.identity, text))
+
+    def _shared(self, roster: Roster) -> Shares:
         session, keys = self.session, dict(roster.keys)
         near = session.neighbours(self.name)
         if strangers := sorted(keys.keys() - set(near)):
             raise ProtocolError(f"'{strangers[0]}' is no neighbour of '{self.name}'", strangers)
         for name, one in keys.items():
-            text = statement(session, name, one.sealing, one.masking)
-            if name not in self.known or not is_signed(self.known[name], one.signature, text):
+            if not is_genuine(session, name, one, self.accepts):
                 raise ProtocolError(f"the keys of '{name}' are not signed by its node for this sum", [name])
-            if not (is_key(one.sealing) and is_key(one.masking)):
-                raise ProtocolError(f"'{name}' has keys that are none", [name])
         if len({key for one in keys.values() for key in (one.sealing, one.masking)}) < 2 * len(keys):
             raise ProtocolError("two parties have the same key", [*keys])
         holders, enough = session.holders(self.name), session.enough(self.name)
@@ -114,9 +126,7 @@ class Party:
             digest(b"the seed", session.context, self.name.encode(), self.seed),
         )  # fmt: skip
 
-    def mask(self, delivery: Delivery, values: Sequence[Tensor]) -> Masked:
-        """Return the coded numbers of this party under masks."""
-        self._begin(Stage.MASKED)
+    def _masked(self, delivery: Delivery, values: Sequence[Tensor]) -> Masked:
         session, broken = self.session, set[str]()
         if strangers := sorted(delivery.sealed.keys() - self.roster.keys()):
             raise ProtocolError(f"shares of '{strangers[0]}', who told no keys", strangers)
@@ -146,18 +156,21 @@ class Party:
                 f"{len(missing.present)} of {len(session.parties)} parties are present: at least {session.least} "
                 f"should be, with '{self.name}'"
             )
-        self._begin(Stage.UNMASKED)
-        self.book.check(session)
-        self.book.opened.add(session.sum)
+        with self._stage(Stage.UNMASKED):
+            self.book.check(session)
+            self.book.opened.add(session.sum)
         return Unmasking(
             {self.name: self.own[0]} | {name: self.held[name][0] for name in self.held.keys() & missing.present},
             {name: self.held[name][1] for name in self.held.keys() & missing.missing},
         )
 
-    def _begin(self, stage: Stage) -> None:
-        """Go on to the next stage; each comes once, and in order."""
+    @contextlib.contextmanager
+    def _stage(self, stage: Stage) -> Iterator[None]:
+        """Do the next stage; each comes once, and in order."""
         if self.stage != stage - 1:
             raise ProtocolError(f"stage {stage.name.lower()} is not due: this party has {self.stage.name.lower()}")
+        self.stage = Stage.FAILED
+        yield
         self.stage = stage
 
     def _sealing(self, other: str, *, back: bool = False) -> bytes:
@@ -169,6 +182,13 @@ class Party:
 def statement(session: Session, name: str, sealing: bytes, masking: bytes) -> bytes:
     """Return what a node signs."""
     return digest(b"keys", session.context, name.encode(), sealing, masking)
+
+
+def is_genuine(session: Session, name: str, keys: Keys, accepts: Accepts) -> bool:
+    """Whether keys can be used, and are signed for this sum by the node of their party."""
+    text = statement(session, name, keys.sealing, keys.masking)
+    fine = accepts(name, keys.identity) and is_signed(keys.identity, keys.signature, text)
+    return fine and is_key(keys.sealing) and is_key(keys.masking)
 
 
 def about(session: Session, giver: str, holder: str) -> bytes:

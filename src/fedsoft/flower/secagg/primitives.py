@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 
 SECRET = 31  # bytes of a secret that is shared: with its padding two blocks of Flower's `shamir`
@@ -108,9 +109,18 @@ def signed(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
     return key.sign(text, ec.ECDSA(hashes.SHA384()))
 
 
-def is_signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+def public_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the public key of a node, as OpenSSH writes it."""
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether a text is signed by the node with this public key."""
     try:
+        key = load_ssh_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
         key.verify(signature, text, ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature:
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
