@@ -15,7 +15,7 @@ from fedsoft.flower.node.client_memory import ClientMemory
 from fedsoft.runs.folder import RunFolder
 from tests.flower.places import alone, events, spec, state
 from tests.flower.processes import wait
-from tests.flower.test_processes import Place
+from tests.flower.test_processes import CLIENTS, Place
 from tests.flower.test_sums import STAGES, without
 
 pytestmark = [
@@ -75,9 +75,15 @@ def test_a_node_is_killed_in_every_stage(place: Place) -> None:
         os.kill(int(ready.read_text("utf-8")), signal.SIGKILL)
     far = run.finished()
     assert len(far.records()) == 6
+    left = {(entry["round"], entry["stage"]) for entry in events(far, "left a sum")}
     assert {entry["node"] for entry in events(far, "left a sum")} == {"node-1"}
+    assert left == {(t, stage) for t, stage in enumerate(STAGES, 1)}
+    # Beside the sums that it left, a node may miss a job while its worker starts again.
+    missed = {(entry["round"], name) for entry in events(far, "dropped") for name in entry["clients"]}
+    missed |= {(t, name) for t, stage in left if stage != "unmask" for name in CLIENTS["node-1"]}
+    assert {name for _, name in missed} == set(CLIENTS["node-1"])
 
     def away(job: str, t: int, names: list[str]) -> np.ndarray:
-        return np.array([1 <= t <= 3 and name in ("2", "3") for name in names])
+        return np.array([(t, name) in missed for name in names])
 
     assert torch.allclose(state(far)["centers"], without(away, 6), rtol=1e-5, atol=1e-6)
