@@ -145,6 +145,9 @@ def test_a_node_may_be_lost_in_any_stage(stage: str, tmp_path: Path) -> None:
     transport = Keyed(keyed(tmp_path), silent(2, stage))
     far = run(spec("fedavg", rounds=3, secure=True), tmp_path / "far", transport)
     assert [record.round for record in far.records()] == [1, 2, 3]
+    left = events(far, "left a sum")
+    assert [(entry["node"], entry["round"], entry["stage"]) for entry in left] == [("node-1", 1, stage)]
+    assert "no answer within" in left[0]["reason"]
     present = [0, 1, 4, 5, 6, 7] if stage != "unmask" else [*range(8)]
 
     def away(job: str, t: int, names: list[str]) -> np.ndarray:

@@ -53,8 +53,9 @@ class SumExchange:
             request = request.model_copy(update={"sum": told})
             messages[node] = WireMessage(request.head(), {WEIGHTS: weights}).packed()
             self.log.message("down", node, request, messages[node])
-        found = {}
+        found, silent = {}, set(messages)
         for node, answer in self.transport.exchange(messages, self.terms.timeout):
+            silent.discard(node)
             reply = answer if isinstance(answer, str) else open_reply(answer, LONG * len(asked.homes), SMALL + body)
             if not isinstance(answer, str):
                 self.log.message("up", node, request, answer)
@@ -62,6 +63,9 @@ class SumExchange:
                 self.log.event("left a sum", node=node, reason=reply, request=request)
             else:
                 found[node] = reply
+        for node in sorted(silent):
+            reason = f"no answer within {self.terms.timeout:g} s"
+            self.log.event("left a sum", node=node, reason=reason, request=request)
         return found
 
 
