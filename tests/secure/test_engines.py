@@ -32,7 +32,9 @@ def test_what_the_page_promises_is_there() -> None:
     assert {"fedavg", "fedprox", "fedem", "ifca", "fedsoft", "fedprior"} <= set(SUMS)
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "fedprior" else name for name in SUMS]
+)
 def test_a_run_is_the_plain_one_within_the_error_of_coding(name: str) -> None:
     plain, secure = fitted(name, made=ALL[name]), fitted(name, made=ALL[name], secure=True)
     assert torch.allclose(secure.state.centers, plain.state.centers, rtol=1e-5, atol=1e-6)
@@ -214,6 +216,7 @@ def test_bad_settings_get_one_sentence(change: str, told: str) -> None:
         read("synthetic-10-90", [change])
 
 
+@pytest.mark.slow
 def test_a_run_is_saved_and_loaded_without_mixtures(tmp_path: Path) -> None:
     spec = read(
         "synthetic-10-90", [*[one for one in SMALL if not one.startswith("K=")], "K=all", "secure=true", "rounds=2"]
