@@ -89,7 +89,7 @@ class Held:
         return torch.tensordot(weights.double(), self.values.double(), 1)
 
 
-CONDITIONS = {"dropout", "attack", "aggregator", "guard", "diverged", "privacy"}
+CONDITIONS = {"dropout", "attack", "aggregator", "guard", "diverged", "privacy", "secure"}
 OPTIONS = {"device", "chunk", "workers", "memory", "engine", "address", "callbacks", "dtype", "backend", "score_every"}
 
 

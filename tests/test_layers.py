@@ -21,8 +21,8 @@ MOST_PARAMETERS = 8
 # From the ground up. A module may import from its own room, and from what stands before it.
 ORDER = [
     *FLAT, "machine", "storage", "core", "networks", "partitions", "data", "models", "datasets", "solvers", "clusters",
-    "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training", "callbacks",
-    "runs", "exports", "flower", "studies", "theory", "reports", "paper", "cli",
+    "secure", "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training",
+    "callbacks", "runs", "exports", "flower", "studies", "theory", "reports", "paper", "cli",
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def there(name: str) -> bool:
     return any(place.exists() for place in places) or ("/" not in name and len([*TESTS.rglob(name)]) == 1)
 
 
-@pytest.mark.parametrize("page", ["security", "privacy", "reliability", "flower"])
+@pytest.mark.parametrize("page", ["security", "privacy", "reliability", "flower", "secure"])
 def test_every_test_that_is_named_exists(page: str) -> None:
     assert [name for name in named(text(page)) if not there(name)] == []
     functions = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Ids, PersonalModels, Reply, State, job
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Ids, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
 
@@ -57,6 +57,10 @@ class FedAMP(Algorithm):
     sigma: Annotated[float, Field(gt=0)] = 1.0
     lam: Annotated[float, Field(ge=0), Tunable((0.01, 0.1, 1.0, 10.0))] = 1.0
     K: Participants = "all"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Start all clients at one common draw; there are no centers."""

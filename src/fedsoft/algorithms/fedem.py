@@ -10,10 +10,22 @@ from torch import Tensor
 
 from fedsoft.clusters.averaging import moved
 from fedsoft.clusters.ensemble import mixed
-from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
+from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
 from fedsoft.clusters.posterior import posterior
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MIXTURE, MODEL, NUMBER, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import (
+    MIXTURE,
+    MODEL,
+    NUMBER,
+    Algorithm,
+    Ask,
+    ClientState,
+    Needs,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+)
 from fedsoft.core.metrics import squared_loss
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
@@ -72,6 +84,10 @@ class FedEM(Starts, Algorithm):
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
 
+    @property
+    def needs(self) -> Needs:
+        return needs_of_start(self.first, self.S)
+
     def init(self, site: Site, clients: int) -> State:
         """Return the initial centers and uniform shares. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
         state = first_state(site, self.S, self.first, self.warm)
@@ -92,7 +108,7 @@ class FedEM(Starts, Algorithm):
         c = moved(c, answer["w"], own)
         if "residual" in answer:  # positive, since 0 means not known yet
             s2 = (answer["residual"].weighted(own[None])[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
-        u = answer.update("pi", state.u)
+        u = answer.note("pi", state.mixture)
         state = state.update(centers=c, u=u, extra={"s2": s2, **older(state)})
         return state, {"selected": len(ids), "answered": len(answer.ids)}
 

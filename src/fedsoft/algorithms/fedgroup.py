@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -58,6 +58,10 @@ class FedGroup(Algorithm):
     directions: Annotated[int, Field(ge=1)] = 3
     pretrain: Annotated[int, Field(ge=1)] = 20
     K: Participants = "all"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Give all groups one model, and assign no client: s_k = -1."""

@@ -130,7 +130,7 @@ class FedPrior(NetworkPrior):
         notes = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
             return state, notes
-        u = answer.update("r", state.u) if due else state.u
+        u = answer.note("r", state.mixture) if due else state.mixture
         old, part = prior_of(state.centers, state.extra), len(answer.ids) / len(ask.sizes)
         sums = self._sums(answer, due).times(1 / part)
         new = blended(old, improved(old, sums, self.spread**2), part)
@@ -149,8 +149,8 @@ class FedPrior(NetworkPrior):
         everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
         if due:
             return Sums(answer["r"].weighted(everybody)[0], *(answer[name].weighted(everybody)[0] for name in names))
-        drawn = one_hot(answer["s"].gather(), self.S).T.double()
-        return Sums(drawn.sum(1), *(answer[name].weighted(drawn) for name in names))
+        found = [answer.sums(name, "s", self.S) for name in names]
+        return Sums(found[0][1], *(total for total, _ in found))
 
     def _insight(self, ask: Ask, answer: Answer, prior: Prior) -> dict[str, Any]:
         """Return what the prior says of those that answered, see `clusters.variation`."""

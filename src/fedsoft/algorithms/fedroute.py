@@ -30,6 +30,7 @@ from fedsoft.core.contract import (
     Ask,
     ClientState,
     Ids,
+    Needs,
     PersonalModels,
     Reply,
     State,
@@ -134,6 +135,10 @@ class FedRoute(Starts, Algorithm):
     eps: Annotated[float, Field(ge=0, lt=1)] = 0.05
     reseed: bool = False
     predict_with: Literal["mixture", "largest"] = "mixture"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Return initial centers and uniform shares.

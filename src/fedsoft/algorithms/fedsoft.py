@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.clusters.averaging import average, unmix
+from fedsoft.clusters.averaging import average, mean_by, unmix
 from fedsoft.clusters.collapse import reseeded
 from fedsoft.clusters.importance_weights import aggregation_weights, importance_weights
-from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
+from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
 from fedsoft.clusters.posterior import SWEEPS, soft_weights
 from fedsoft.clusters.selection import Participants, ids_of, select
 from fedsoft.core.batches import Prox
@@ -23,6 +23,7 @@ from fedsoft.core.contract import (
     Ask,
     ClientState,
     Means,
+    Needs,
     PersonalModels,
     Reply,
     State,
@@ -129,6 +130,14 @@ class FedSoft(Starts, Algorithm):
         plain = not self.replacement and self.aggregate == "mean" and self.first == "xavier" and self.sigma > 0
         return Means(self.K, uniform=False) if self.K != "all" and plain else None
 
+    @property
+    def needs(self) -> Needs:
+        if self.reseed:
+            return Needs.MODELS
+        others = self.K != "all" or self.aggregate == "unmix"
+        start = needs_of_start(self.first, self.S)
+        return Needs.MIXTURES if others and start is Needs.SUMS else start
+
     def init(self, site: Site, clients: int) -> State:
         """Return centers by the setting `first` and uniform mixtures."""
         if self.aggregate == "unmix" and site.model.features is None:
@@ -150,6 +159,8 @@ class FedSoft(Starts, Algorithm):
         """Play Algorithm 1, lines 2 to 18."""
         if (t := age_of(state, t)) < 0:  # the start takes rounds of its own unless `first = xavier`
             return start(state, ask, self.K)
+        if ask.secure and self.needs is Needs.SUMS:
+            return self._unseen(state, t, ask)
         c, u = state.centers, state.u
         if t % self.tau == 0:
             u = ask("estimate", ask.everyone, centers=c).update("u", u)
@@ -165,6 +176,16 @@ class FedSoft(Starts, Algorithm):
             c = reseeded(c, u, ask.sizes, answer.rows("w", like=c))
         state = state.update(centers=c, u=u, extra=older(state))
         return state, {"selected": len(union), "answered": len(answer.ids)}
+
+    def _unseen(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
+        """Play a round with all clients, who alone know their mixtures: each weighs its own model by u_ks n_k."""
+        c = state.centers
+        if t % self.tau == 0:
+            ask("estimate", ask.everyone, centers=c)
+        answer = ask("train", ask.everyone, centers=c)
+        c, _ = mean_by(answer, "w", "u", c, ask.sizes[answer.ids])
+        notes = {"selected": len(ask.everyone), "answered": len(answer.ids)}
+        return state.update(centers=c, extra=older(state)), notes
 
     def unmixed(self, ask: Ask, answer: Answer, u: Tensor, c: Tensor) -> Tensor:
         """Return unmixed centers: every model counts by its number of points, whichever centers it was drawn for."""
@@ -182,14 +203,14 @@ class FedSoft(Starts, Algorithm):
             u = soft_weights(losses, site.data, self.sigma, outputs, hidden=site.hidden)
         return mine | {"u": u}, {"u": u}
 
-    @job(w=MODEL, h=NUMBER)
+    @job(w=MODEL, u=MIXTURE, h=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve one proximal problem, pulled towards all centers at once (line 17)."""
         c, u = shared["centers"], mine["u"]
         w = mine["w"] if self.start == "own" else u @ c
         optimizer = under("optimizer", mine) if self.optimizer_state == "kept" else None
         w, optimizer = site.solve(w, optimizer, prox=Prox.to_centers(self.lam * u, c))
-        reply = {"w": w}
+        reply = {"w": w} | ({"u": u} if site.secure else {})
         if self.aggregate == "unmix" and site.model.features is not None:
             # The mean curvature over all directions: 2/P times the mean of |phi(x)|^2.
             phi = site.model.features(as_numbers(site.data.x[site.data.points], site.dtype)[None])[0]

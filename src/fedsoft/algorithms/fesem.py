@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -53,6 +53,10 @@ class FeSEM(Algorithm):
 
     S: Annotated[int, Field(ge=1)] = 2
     K: Participants = "all"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Put all centers at one draw; s_k = -1: no client belongs to any."""

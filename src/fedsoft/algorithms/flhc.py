@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.errors import MissingSetting, SettingError
 from fedsoft.settings import settings
@@ -73,6 +73,10 @@ class FLHC(Algorithm):
             raise SettingError("FLHC", "distance", self.distance, "linkage 'ward' needs 'l2'")
         if self.S is None and self.threshold is None:
             raise MissingSetting("FLHC", "S", "give the number of clusters S, or a threshold")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Start with one model and no client in a cluster: s_k = -1."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.clusters.averaging import average
+from fedsoft.clusters.averaging import mean_by
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants, select
 from fedsoft.core.contract import (
@@ -21,6 +21,7 @@ from fedsoft.core.contract import (
     Ask,
     ClientState,
     Ids,
+    Needs,
     PersonalModels,
     Reply,
     State,
@@ -75,6 +76,10 @@ class HypCluster(Algorithm):
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS if self.first == "spread" else Needs.SUMS
+
     def init(self, site: Site, clients: int) -> State:
         """Draw every center independently; `spread` says whether they are still to be spread."""
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
@@ -95,13 +100,11 @@ class HypCluster(Algorithm):
             state = state.update(extra={"spread": again})
         else:
             answer = ask("train", ids, centers=c)
-            n = ask.sizes[answer.ids].to(c.device, torch.float64)
-            weights = answer.rows("u", like=state.u).T * n
-            joined = weights.sum(1, keepdim=True) > 0
-            change = average(answer["w"], weights, old=c) - c
+            mean, weight = mean_by(answer, "w", "u", c, ask.sizes[answer.ids])
+            joined, change = weight[:, None] > 0, mean - c
             m = torch.where(joined, self.server_momentum * m + change, m)
             c = torch.where(joined, c + self.server_lr * m, c)
-        state = state.update(centers=c, u=answer.update("u", state.u), extra={"momentum": m})
+        state = state.update(centers=c, u=answer.note("u", state.mixture), extra={"momentum": m})
         return state, {"selected": len(ids), "answered": len(answer.ids)}
 
     def _spread(self, c: Tensor, ask: Ask, ids: Ids) -> tuple[Tensor, Answer]:

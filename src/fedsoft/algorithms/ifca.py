@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from fedsoft.clusters.averaging import average
+from fedsoft.clusters.averaging import mean_by
 from fedsoft.clusters.collapse import reseeded
-from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import CHOICE, MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import CHOICE, MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.errors import SettingError
 from fedsoft.settings import settings
@@ -63,6 +62,10 @@ class IFCA(Algorithm):
     def rates(self) -> tuple[str, ...]:
         return ("lr",) if self.average == "gradient" else ()
 
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS if self.reseed else Needs.SUMS
+
     def init(self, site: Site, clients: int) -> State:
         """Draw every center independently: equal ones would leave the first choice to rounding."""
         if self.average == "gradient" and site.model.statistics:
@@ -81,13 +84,13 @@ class IFCA(Algorithm):
         """Have clients choose and train; average by choice."""
         c, ids = state.centers, participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        chosen = one_hot(answer.rows("s", like=c.long()[:, 0]), self.S)
-        u = state.u.index_copy(0, torch.as_tensor(answer.ids, device=c.device), chosen.to(c.dtype))
+        u = answer.note("s", state.mixture)
         if self.average == "model":
-            c = average(answer["w"], chosen.T.double(), old=c)
-            c = reseeded(c, u, ask.sizes, answer.rows("w", like=c)) if self.reseed else c
+            c, _ = mean_by(answer, "w", "s", c)
+            if self.reseed and u is not None:
+                c = reseeded(c, u, ask.sizes, answer.rows("w", like=c))
         else:
-            c = c - self.lr * average(answer["gradient"], chosen.T.double(), old=torch.zeros_like(c))
+            c = c - self.lr * mean_by(answer, "gradient", "s", torch.zeros_like(c))[0]
         return State(c, u), {"selected": len(ids), "answered": len(answer.ids)}
 
     @job(s=CHOICE, w=MODEL, gradient=MODEL)

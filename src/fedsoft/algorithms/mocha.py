@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.errors import InputError
 from fedsoft.settings import Tunable, settings
@@ -58,6 +58,10 @@ class MOCHA(Algorithm):
     outer: Annotated[int, Field(ge=1)] = 5
     eps: Annotated[float, Field(gt=0)] = 1.0
     K: Participants = "all"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Start at W = 0, for which Sigma = I/N: clients are not related yet. There are no centers."""

@@ -160,12 +160,12 @@ def supernode(
     port: Annotated[int, typer.Option("--port", help="On this machine, for the SuperNode's own use.")] = 9094,
 ) -> None:  # fmt: skip
     """Start Flower's SuperNode so that it runs nothing but fedsoft: no app that a server ships. Needs the worker."""
-    from fedsoft.flower.keys import check_certificate, check_private_key
+    from fedsoft.flower.keys import check_certificate, read_private_key
     from fedsoft.flower.local_cluster import flwr
     from fedsoft.flower.node.config import NodeConfig
 
     check_certificate(authority)
-    check_private_key(key)
+    read_private_key(key)
     worker = NodeConfig(node).socket
     commands = worker.with_name(f"{worker.name}.bin")
     line = flwr.supernode_line(commands, worker, superlink, authority.absolute(), key.absolute())

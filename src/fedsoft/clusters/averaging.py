@@ -22,6 +22,17 @@ def average(w: Tensor | Rows, weights: Tensor, old: Tensor) -> Tensor:
     return torch.where(total > 0, mean.to(old.dtype), old)
 
 
+def mean_by(answer: Answer, name: str, by: str, old: Tensor, n: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return centers `[S, P]` as means of the rows under `name`, and the weight of each center, `[S]`.
+
+    Clients weigh their rows themselves, by their reply `by` times n_k; see `Answer.sums`. A center of weight 0 keeps
+    its `old[S, P]` value.
+    """
+    total, weight = answer.sums(name, by, len(old), n)
+    mean = total / weight.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return torch.where(weight[:, None] > 0, mean.to(old.dtype), old), weight
+
+
 def unmix(w: Rows, u: Tensor, n: Tensor, h: Tensor, lam: float, old: Tensor, ridge: float) -> Tensor:
     """Return the centers whose mixtures are the client models: the solution of U C = M instead of averages.
 

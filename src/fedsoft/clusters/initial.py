@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsoft.clusters.averaging import mean_by_size
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Ask, ClientState, Reply, State, job
+from fedsoft.core.contract import MODEL, Ask, ClientState, Needs, Reply, State, job
 from fedsoft.core.site import Site
 from fedsoft.solvers.exact import Exact
 
@@ -36,6 +36,11 @@ def first_state(site: Site, S: int, first: First, warm: int) -> State:
     common = site.draw("center", 0)
     age = torch.tensor(-1 - warm * (first == "warm"), device=common.device)
     return State(common.repeat(S, 1), extra={"age": age})
+
+
+def needs_of_start(first: First, S: int) -> Needs:
+    """What a start has to see of replies: the corners of a simplex are found among single models."""
+    return Needs.SUMS if first == "xavier" or S == 1 else Needs.MODELS
 
 
 def age_of(state: State, t: int) -> int:

@@ -97,6 +97,14 @@ class Kind(enum.Enum):
 MODEL, MIXTURE, CHOICE, COUNTS, NUMBER = Kind
 
 
+class Needs(enum.Enum):
+    """What an algorithm has to see of replies: sums over clients, or those of single ones."""
+
+    SUMS = "sums only"
+    MIXTURES = "single mixtures"
+    MODELS = "single models"
+
+
 class Rows(Protocol):
     """One row for each client that answered, kept where it is (in memory, on disk or elsewhere) until asked for."""
 
@@ -149,12 +157,52 @@ class Answer:
         """Return a copy of `old[N, ...]` with the rows of the clients that answered replaced."""
         return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), self.rows(name, like=old))
 
+    def note(self, name: str, old: Tensor | None) -> Tensor | None:
+        """Return mixtures `old[N, S]` with those under `name` in place, for the record alone.
+
+        No result may depend on it: None stays None, where replies are seen as sums only.
+        """
+        if old is None or not len(self.ids):
+            return old
+        told = shares_of(self[name].gather(), old.shape[1]).to(old.dtype)
+        return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), told)
+
+    def sums(self, name: str, by: str, count: int, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return `sum_k f_k b_ks row_k`, `[count, ...]`, and `sum_k f_k b_ks`, `[count]`, both in float64.
+
+        Every client weighs its own row by its own reply b under `by`: shares `[count]`, or the number of a center. So
+        where replies are seen as sums only, neither rows nor weights of a client are seen.
+
+        Arguments:
+            name: of the rows.
+            by: of the weights.
+            count: of sums.
+            factor: f_k of those that answered, `[m]`, known to the server; default: 1.
+        """
+        if not len(self.ids):
+            none = torch.zeros(count, dtype=torch.float64)
+            return self[name].weighted(none[:, None][:, :0]), none
+        weights = weights_of(self[by].gather(), count, factor)
+        return self[name].weighted(weights), weights.sum(1)
+
+
+def shares_of(rows: Tensor, count: int) -> Tensor:
+    """Return replies as shares `[m, count]`: mixtures as they are, the number of a center as a single 1."""
+    return torch.nn.functional.one_hot(rows.long(), count) if rows.ndim == 1 else rows
+
+
+def weights_of(rows: Tensor, count: int, factor: Tensor | None) -> Tensor:
+    """Return the weights `[count, m]` that clients give their own rows by their replies, times `factor[m]`."""
+    shares = shares_of(rows, count).double()
+    return shares.T if factor is None else shares.T * factor.to(shares)
+
 
 class Ask(Protocol):
     """The algorithm's only way to its clients."""
 
     sizes: Tensor  # [N]: n_k, as clients report them
     last: bool  # whether this is the last round of the run
+    secure: bool  # whether replies are seen as sums only
 
     def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
         """Have the clients `ids` do a job; return the replies of those that answer.
@@ -313,6 +361,11 @@ class Algorithm(abc.ABC):
     def counting(self) -> int:
         """How often one estimation uses clients' counts of points; 0 where no counts leave the clients."""
         return 0
+
+    @property
+    def needs(self) -> Needs:
+        """What has to be seen of replies with these settings. Where it is not sums, `secure = true` is refused."""
+        return Needs.SUMS
 
     def means(self, clients: int) -> Means | None:
         """Return how centers are means over a fixed number of clients; None if they are not."""

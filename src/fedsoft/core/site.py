@@ -47,6 +47,7 @@ class Site:
     work: Work = field(kw_only=True)
     hide: Hide | None = field(default=None, kw_only=True)
     least_points: int = field(default=1, kw_only=True)  # sums over fewer points of a client are not sent
+    secure: bool = field(default=False, kw_only=True)  # replies are seen as sums only
     class_weights: FixedWeights | None = field(default=None, kw_only=True)
     statistics: Tensor | None = field(default=None, kw_only=True)  # [m, Q]: of clients that keep their own; in place
 

@@ -34,6 +34,8 @@ from fedsoft.safety.guards import Facts, Guards, without
 from fedsoft.safety.noise import HiddenRows, hidden
 from fedsoft.safety.privacy import Privacy, Released, Spent
 from fedsoft.safety.robust import guarded
+from fedsoft.secure.protection import Secure
+from fedsoft.secure.sums import Ledger, summed
 from fedsoft.seeds import generator
 from fedsoft.storage.tensorfile import Blocks
 
@@ -63,7 +65,9 @@ class Engine(abc.ABC):
         train = federation.train.take([])
         self.nobody = replace(train, x=train.x[:0], y=train.y[:0]).to(self.device, self.dtype)
         self.guards = Guards.of(self.conditions.guard, self.algorithm, self.model.size)
+        self.secure = self.conditions.protection is not None
         self.released, self.asks = Released(), 0  # in this round: noisy releases; number of asks
+        self.asked, self.clipped, self.failed = 0, 0, 0  # clients of the last ask; of this round, see `round_notes`
         # Names the experiment in draws of noise, see `ClientHost`.
         further = () if training.class_weights is None else (repr(training.class_weights),)
         self.secret = named(self.algorithm, training.solver, self.conditions.privacy, self.model.size, *further)
@@ -95,7 +99,7 @@ class Engine(abc.ABC):
     def admit(self, job: str, ids: Ids, each: Reply | None, shared: Mapping[str, Tensor]) -> tuple[Ids, Reply]:
         """Return the clients that will answer a job, and their own rows; count what is sent."""
         check_job(self.algorithm, job)
-        each = each or {}
+        each, self.asked = each or {}, len(ids)
         self.cost.bytes_down += len(ids) * size_of(shared) + size_of(each)
         if self.dropouts is None or not len(ids):
             return ids, each
@@ -110,13 +114,27 @@ class Engine(abc.ABC):
         return without(ids, values, bad)
 
     def release(self, job: str, answer: Answer) -> Answer:
-        """Return an answer as the algorithm sees it: averaged by the aggregator, hidden by noise."""
+        """Return an answer as the algorithm sees it: as sums, averaged by the aggregator, hidden by noise."""
         self.asks += 1
+        if (secure := self.conditions.protection) is not None:
+            return self._summed(job, answer, secure)
         answer, privacy = guarded(answer, self.conditions.aggregator), self.conditions.privacy
         if privacy is None or not privacy.clip:
             return answer
         kinds = self.algorithm.jobs[job].replies
         return hidden(answer, partial(self._hidden, privacy), self.model.size, kinds)
+
+    def _summed(self, job: str, answer: Answer, secure: Secure) -> Answer:
+        """Return an answer that is seen as sums only; where too few answered, nobody did."""
+        if 0 < len(answer.ids) < secure.least(self.asked):
+            self.failed += 1
+            answer = Answer(answer.ids[:0], {})
+
+        def spent(each: int, clipped: int) -> None:
+            self.cost.bytes_up += each * len(answer.ids)
+            self.clipped += clipped
+
+        return summed(answer, self.algorithm.jobs[job].replies, Ledger(secure, spent))
 
     def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:
         """Return models that are seen only as noisy means; each such mean is a release."""
@@ -147,18 +165,20 @@ class Engine(abc.ABC):
 
     def initial_state(self) -> State:
         """Return the server's initial state; raises what the algorithm does not accept of the model."""
-        return self.algorithm.init(self._site(self.nobody, []), len(self.names))
+        state = self.algorithm.init(self._site(self.nobody, []), len(self.names))
+        return replace(state, mixture=None) if self.secure else state  # nobody but a client knows its mixture
 
     def begin_round(self, state: State, t: int, last: bool = False) -> None:
         """Prepare for round t: reset `cost` and `excluded`."""
         self.t, self.last, self.cost = t, last, Cost()
         u = state.mixture
-        self.released, self.asks = Released(), 0
+        self.released, self.asks, self.clipped, self.failed = Released(), 0, 0, 0
         self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
 
     def round_notes(self) -> dict[str, Any]:
         """Return what to log about the round, besides the algorithm's own notes."""
-        return {}
+        found = {"clipped_values": self.clipped, "failed_sums": self.failed}
+        return {name: count for name, count in found.items() if count}
 
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; return the new state and what to log about it."""

@@ -163,7 +163,8 @@ class ClientHost:
                 kept = np.array([row for row in range(len(chunk)) if row not in lost], dtype=np.int64)
             self._keep(chunk, changed, kept)
             reply = self._attacked(job, chunk, reply, own, shared, ticket.t)
-            cost = Cost(int(site.work.gradients.sum()), int(site.work.evaluations.sum()), bytes_up=size_of(reply))
+            sent = 0 if self.conditions.protection is not None else size_of(reply)  # else its sums are counted
+            cost = Cost(int(site.work.gradients.sum()), int(site.work.evaluations.sum()), bytes_up=sent)
             facts = self.guards.look(reply, kinds, site.data.sizes, None if centers is None else len(centers))
             replies.put(part, blank(reply, [*facts.refused]) if facts.refused.keys() - lost.keys() else reply)
             return cost, (len(part), merged(facts, lost)), Released() if noise is None else noise.released
@@ -274,7 +275,7 @@ class ClientHost:
         return Site(
             self.model, data.take(rows), training.solver, names, training.seed, t, training.dtype,
             work=Work.none(len(rows)), hide=hide, least_points=self.least_points, statistics=own,
-            class_weights=training.class_weights,
+            class_weights=training.class_weights, secure=self.conditions.protection is not None,
         )  # fmt: skip
 
     def _noise(self, rows: Ids, job: str, ticket: Ticket) -> ClientNoise | None:

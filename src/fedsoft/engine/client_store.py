@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.errors import InputError, StoreError
+from fedsoft.secure.coding import Coded, Coding
 from fedsoft.storage.tensorfile import Blocks, Form, TensorFile, consecutive
 
 
@@ -184,6 +185,16 @@ class Column:
         for begin, block in self.store.blocks(self.name):
             total.addmm_(weights[:, begin : begin + len(block)], block.double().view(len(block), size))
         return total.view(len(weights), *shape)
+
+    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+        """Return the sum of what clients code for themselves, block by block; see `secure.sums.Codes`."""
+        weights = weights.to(self.store.device, torch.float64)
+        shape = self.store.forms[self.name].shape[1:]
+        found = Coded(weights.new_zeros((len(weights), size := math.prod(shape)), dtype=torch.int64), 0)
+        for begin, block in self.store.blocks(self.name):
+            part = block.view(len(block), size)
+            found = found.plus(coding.coded_sum(part, weights[:, begin : begin + len(block)]))
+        return found, tuple(shape)
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:

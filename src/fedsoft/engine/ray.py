@@ -35,6 +35,7 @@ from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.guards import Facts
 from fedsoft.safety.privacy import Released
+from fedsoft.secure.coding import Coded, Coding
 from fedsoft.storage.tensorfile import Blocks, Form
 
 
@@ -276,6 +277,16 @@ class _Column:
         asked = {j: (self.replies.key, self.name, w[:, a:b]) for j, (a, b) in self.replies.spans.items()}
         engine.wire.down += w.nbytes
         return functools.reduce(torch.add, engine._received(engine.call("weighted", asked)))
+
+    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+        """Add up what the clients of each worker code for themselves; integers have one sum in any order."""
+        w, engine = weights.double().cpu().numpy(), self.replies.engine
+        asked = {j: (self.replies.key, self.name, w[:, a:b], coding) for j, (a, b) in self.replies.spans.items()}
+        engine.wire.down += w.nbytes
+        found = engine.call("coded", asked)
+        totals = engine._received([total for total, _, _ in found])
+        parts = [Coded(total, clipped) for total, (_, clipped, _) in zip(totals, found, strict=True)]
+        return functools.reduce(Coded.plus, parts), found[0][2]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from fedsoft.machine.resources import memory_size
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.guards import Facts
 from fedsoft.safety.privacy import Released
+from fedsoft.secure.coding import Coding
 from fedsoft.storage.tensorfile import Form
 
 Arrays = dict[str, np.ndarray]
@@ -150,6 +151,13 @@ class Shard:
     def weighted(self, key: int, name: str, weights: np.ndarray) -> np.ndarray:
         """Return `weights[S, m] @ replies[m, ...]` in float64."""
         return self.replies[key].column(name).weighted(torch.from_numpy(np.array(weights))).numpy()
+
+    def coded(
+        self, key: int, name: str, weights: np.ndarray, coding: Coding
+    ) -> tuple[np.ndarray, int, tuple[int, ...]]:
+        """Return the sum of what clients code for themselves, how many values were clipped, and the shape of a row."""
+        found, shape = self.replies[key].column(name).coded(torch.from_numpy(np.array(weights)), coding)
+        return found.total.numpy(), found.clipped, shape
 
     def forget(self, keys: Iterable[int]) -> None:
         for key in keys:

@@ -77,8 +77,8 @@ def make_key(path: Path) -> None:
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-def check_private_key(path: Path) -> None:
-    """Raise InputError for a file that Flower cannot sign with."""
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key of a node; raises InputError for a file that Flower cannot sign with."""
     try:
         key = serialization.load_ssh_private_key(read_bytes(path, LONGEST_TEXT), None)
     except OSError as error:
@@ -90,6 +90,7 @@ def check_private_key(path: Path) -> None:
             f"the key '{path}' is not allowed: should be a private ECDSA key without a passphrase, as "
             "'./certificates.sh node NAME' of the project writes it"
         )
+    return key
 
 
 def check_certificate(path: Path) -> None:

@@ -17,7 +17,7 @@ class Request(pydantic.BaseModel):
     """One request to a node.
 
     Arguments:
-        kind: `hello` (which clients are here), `job`, or `scores` of the personal models.
+        kind: `hello` (which clients are here), `job`, `sum` of the replies to one, or `scores` of the personal models.
         experiment: a name for the run, under which the node keeps its clients' memory.
         attempt: counts the starts of the server.
         begun: whether the run has begun, so that the node must know its clients already.
@@ -25,11 +25,12 @@ class Request(pydantic.BaseModel):
         job, round, ask: the job, its round, and the number of the algorithm's ask within it.
         clients: who does it.
         chunk: how many clients are stacked together; default: the node's choice.
+        sum: a stage of a sum, see `sum_request`.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    kind: Literal["hello", "job", "scores"]
+    kind: Literal["hello", "job", "sum", "scores"]
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}$")]
     attempt: Number
     begun: bool = False
@@ -39,6 +40,7 @@ class Request(pydantic.BaseModel):
     ask: Number = 0
     clients: list[Name] = Field(default_factory=list)
     chunk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    sum: dict[str, Any] = Field(default_factory=dict)
 
     @staticmethod
     def read(head: dict[str, Any]) -> Request:
@@ -62,5 +64,6 @@ class Request(pydantic.BaseModel):
 
     @property
     def about(self) -> dict[str, Any]:
-        """Kind, job and ask, for logs."""
-        return {key: getattr(self, key) for key in ("kind", "job", "ask") if key in self.model_fields_set}
+        """Kind, job, ask and the stage of a sum, for logs."""
+        found = {key: getattr(self, key) for key in ("kind", "job", "ask") if key in self.model_fields_set}
+        return found | ({"stage": self.sum["stage"]} if "stage" in self.sum else {})

@@ -93,7 +93,8 @@ def spec_of(plan: Plan, data: Data, label: str, *, of_study: bool = False) -> tu
         dtype=options.dtype, dropout=0.0 if callable(conditions.dropout) else float(conditions.dropout),
         score_every=options.score_every, metrics=None if metrics is None or given.metrics else list(metrics),
         class_weights=weights if weights is None or isinstance(weights, str) else [float(one) for one in weights],
-        guard=float(conditions.guard), diverged=conditions.diverged, privacy=conditions.privacy, label=label,
+        guard=float(conditions.guard), diverged=conditions.diverged, privacy=conditions.privacy,
+        secure=conditions.protection, label=label,
         early_stopping=next((one for one in options.callbacks if isinstance(one, EarlyStopping)), None),
         allow=frozenset(name for one in names for name in plugins.code_in(*one)),
     ), given  # fmt: skip

@@ -132,7 +132,7 @@ def plan_of(spec: RunSpec, options: RunOptions) -> Plan:
     )  # fmt: skip
     conditions = Conditions(
         dropout=given.dropout or spec.dropout, attack=found["attack"], aggregator=found["aggregator"],
-        guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy,
+        guard=spec.guard, diverged=spec.diverged, privacy=spec.privacy, secure=spec.secure,
     )  # fmt: skip
     how = FitOptions(
         device=options.device, chunk=options.chunk, workers=options.workers, memory=options.memory,

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedsoft.core.contract import Algorithm, Answer, Ids, Kind, Rows
 from fedsoft.safety.exclusions import Reason, Refusal
+from fedsoft.secure.coding import Coded, Coding
+from fedsoft.secure.sums import codes
 
 SLACK = 1e-3  # of a share or a count, for rounding
 FEW = 3  # clients of a cluster that have a median of their own
@@ -168,9 +170,17 @@ class Picked:
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Their weighted sums."""
+        return self.rows.weighted(self._wide(weights))
+
+    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+        """The sums of what they code for themselves."""
+        return codes(self.rows).coded(self._wide(weights), coding)
+
+    def _wide(self, weights: Tensor) -> Tensor:
+        """Weights of all rows: 0 for those that are not kept."""
         wide = weights.new_zeros((len(weights), self.count), dtype=torch.float64)
         wide[:, torch.as_tensor(self.kept, device=wide.device)] = weights.double()
-        return self.rows.weighted(wide)
+        return wide
 
 
 def without(ids: Ids, values: Mapping[str, Rows], bad: Mapping[int, Refusal]) -> Answer:

@@ -94,6 +94,7 @@ def prepare(
     _check_predictions(model, federation, metrics)
     _check_counts(training, federation)
     _try_out(training, federation)
+    conditions.check_secure(recipe.algorithm)
     if (privacy := conditions.privacy) is not None:
         plain_mean = conditions.aggregator is None and not conditions.guard
         privacy.check(recipe.algorithm, model, len(federation), plain_mean=plain_mean)

@@ -104,6 +104,7 @@ class ClusterFiles:
             self.node(k).mkdir(parents=True, exist_ok=True)
             data = {"shard": [k, nodes], "preset": str(self.presets)}
             values = {"name": f"node-{k}", "socket": str(self.socket(k)), "workers": 1, "data": data}
+            values["key"] = str(self.key(k).absolute())
             if not (self.node(k) / "node.toml").exists():
                 (self.node(k) / "node.toml").write_text(tomli_w.dumps(values), "utf-8")
         self.write_settings(ClusterSettings(address, nodes))

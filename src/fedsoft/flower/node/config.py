@@ -23,12 +23,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 from fedsoft import plugins
@@ -37,11 +38,13 @@ from fedsoft.core.federation import DataShape, Federation
 from fedsoft.core.local_solve import Solver
 from fedsoft.datasets.nodes import agreed_shape
 from fedsoft.errors import FedsoftError, InputError, unknown
+from fedsoft.flower.keys import read_private_key
 from fedsoft.flower.node.policy import Policy
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.runs import spec as specs
 from fedsoft.runs.run_options import federation_of
 from fedsoft.runs.spec import RunSpec
+from fedsoft.secure.protection import Secure
 from fedsoft.settings import renamed, settings
 from fedsoft.storage.files import read_text
 from fedsoft.storage.toml import toml
@@ -91,6 +94,8 @@ class NodeFile:
         model: the only one that it trains; default: any that comes with fedsoft.
         allow: code outside of fedsoft that it may import, as `package.module:name`.
         policy: what a server may do with the data.
+        key: the private key of the node, which its SuperNode has too; for sums that are seen by nobody one by one.
+        peers: fingerprints of the nodes, this one among them, with which it sums; default: those that a run names.
         workers: threads; default: one for each core.
         cache: RAM for client memory and replies, such as `4G`, beyond which scratch files are used; default: half of
             what is available.
@@ -103,6 +108,8 @@ class NodeFile:
     model: dict[str, Any] | None = None
     allow: list[str] = Field(default_factory=list)
     policy: dict[str, Any] = Field(default_factory=dict)
+    key: str | None = None
+    peers: list[str] = Field(default_factory=list)
     workers: Annotated[int, Field(ge=1)] | None = None
     cache: str | None = None
 
@@ -162,6 +169,11 @@ class NodeConfig:
         """The memory of each run: apart from the node's own files, whose names a server must not choose."""
         return self.memory / "runs"
 
+    @cached_property
+    def private_key(self) -> ec.EllipticCurvePrivateKey | None:
+        """The key of the node, where its file names it."""
+        return None if self.file.key is None else read_private_key(self.path.parent / self.file.key)
+
     @property
     def allow(self) -> list[str]:
         """Code outside of fedsoft that the owner names, in `allow` or as the model."""
@@ -179,6 +191,9 @@ class NodeConfig:
             for name in getattr(self.policy, key) or ():
                 if name not in (known := [*plugins.names(kind), *self.allow]):
                     raise unknown(f"name in policy.{key}", name, known)
+        _ = self.private_key
+        if self.policy.secure and self.file.key is None:
+            raise InputError("policy.secure = true needs the node's 'key'")
         model = "any model" if self.file.model is None else f"model {self._agreed()['name']}"
         if self.data.shard is not None:
             k, n = self.data.shard
@@ -208,6 +223,11 @@ class NodeConfig:
             made = plugins.find(kind, part.name, self.allow)
             if not (isinstance(made, type) and issubclass(made, role)):  # before it is called
                 raise Refused(Refusal.NOT_ALLOWED, f"'{part.name}' is no {role.__name__}")
+        if spec.secure is not None and spec.secure.share > Secure().share:
+            detail = f"the run's secure.share = {spec.secure.share:g} is above {Secure().share:g}"
+            raise Refused(Refusal.NOT_ALLOWED, detail)
+        if spec.secure is None and self.policy.secure:
+            raise Refused(Refusal.NOT_ALLOWED, "policy.secure asks for secure = true, which the run does not have")
         self.policy.check(spec.to_dict())  # with all settings as they will be used
         if self.file.model is not None and self._agreed() != spec.model.to_dict():
             detail = f"this node trains the model {self._agreed()}, not {spec.model.to_dict()}"

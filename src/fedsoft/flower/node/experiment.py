@@ -16,6 +16,7 @@ from fedsoft.engine.client_host import ClientHost
 from fedsoft.flower.node.client_memory import ClientMemory, Version
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.node.request_log import RequestLog
+from fedsoft.flower.node.sums import NodeSums
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
@@ -34,6 +35,7 @@ class Experiment:
     privacy: Privacy | None
     expected: Expected
     metrics: tuple[ClientMetric, ...]  # that the run asks for, beside the model's own
+    sums: NodeSums | None = None  # where replies leave as sums only
 
     def go_to(self, version: Version) -> None:
         """Give the clients the state of a version."""

@@ -29,6 +29,7 @@ from fedsoft.flower.node.experiment import Experiment, chain_of, restore
 from fedsoft.flower.node.privacy_budget import PrivacyBudget
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.node.request_log import RequestLog, digest_of
+from fedsoft.flower.node.sums import Identity, Kept, NodeSums
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
@@ -70,7 +71,7 @@ class Node:
         """Return the reply to a message: always one, if only a code from a fixed list. The reason is only logged."""
         try:
             request = _request(message)
-            kinds = {"hello": self._hello, "job": self._job, "scores": self._scores}
+            kinds = {"hello": self._hello, "job": self._job, "sum": self._sum, "scores": self._scores}
             return kinds[request.kind](request, message)
         except Exception as error:  # whatever a loader or a module of the owner's raises: the node goes on
             code = _code(error)
@@ -114,9 +115,24 @@ class Node:
         except BaseException:
             self.loaded.pop(request.experiment, None)  # what is on disk is whole, what is in memory may not be
             raise
-        sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         spent = {"gradients": cost.gradients, "evaluations": cost.evaluations}
+        if here.sums is not None:
+            if facts.refused:
+                raise Refused(Refusal.DIVERGED, f"{len(facts.refused)} clients have nothing to sum")
+            kinds = here.host.algorithm.jobs[request.job].replies
+            here.sums.keep(request, Kept(chain, request.job, names, dict(replies), kinds))
+            return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, {})
+        sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)
+
+    def _sum(self, request: Request, message: WireMessage) -> WireMessage:
+        """Take part in one stage of a sum over replies that stay here."""
+        here = self._experiment(request)
+        if here.sums is None:
+            raise Refused(Refusal.SUM, "the run does not have secure = true")
+        if request.sum.get("stage") == "keys":
+            here.requests.count(request.round)
+        return here.sums.answer(request, message)
 
     @contextlib.contextmanager
     def _paid(self, here: Experiment, request: Request) -> Iterator[list[Released]]:
@@ -234,8 +250,11 @@ class Node:
         else:
             restore(host, at)
         privacy = host.conditions.privacy
-        expected = Expected(host.training, federation, privacy)
-        self.loaded[name] = Experiment(host, federation.held_out, memory, requests, at, privacy, expected, metrics)
+        expected = Expected(host.training, federation, privacy, secure=spec.secure)
+        sums = None if spec.secure is None else NodeSums(folder, spec.secure, self._identity())
+        self.loaded[name] = Experiment(
+            host, federation.held_out, memory, requests, at, privacy, expected, metrics, sums
+        )  # fmt: skip
         return self.loaded[name]
 
     def _host(self, spec: RunSpec, federation: Federation, request: Request) -> ClientHost:
@@ -254,10 +273,17 @@ class Node:
         return ClientHost(
             Training(algorithm, model, solver, spec.seed, DTYPES[spec.dtype], weights),
             federation.train, federation.names,
-            conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy),
+            conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy, secure=spec.secure),
             resources=Resources(chunk, workers=file.workers, memory=file.cache),
             secret=f"{self._secret()} {known}" if spec.privacy else "", least_points=self.config.policy.points,
         )  # fmt: skip
+
+    def _identity(self) -> Identity:
+        """Return what makes this node a party of sums."""
+        key = self.config.private_key
+        if key is None:
+            raise Refused(Refusal.SUM, "the run has secure = true, for which the node's file must name its 'key'")
+        return Identity(key, frozenset(self.config.file.peers), self.log)
 
     def _federation(self, spec: RunSpec) -> Federation:
         key = (spec.dataset, spec.partition, spec.source, spec.seed, spec.data_seed)

@@ -55,6 +55,7 @@ class Policy:
         requests_per_round, requests_per_run: how many requests are answered, repetitions included. The number of a
             round is the server's word, so the second is the one that holds.
         runs: how many runs this node keeps memory of; remove folders of old ones in `memory` to make room.
+        secure: whether replies leave this node as sums with other nodes only (`secure = true` in the run).
         scores: whether clients send the mean error of their personal model.
         metrics: which others they send beside it where a run asks; default: those that are means over points.
         privacy: the noise that is mandatory.
@@ -70,6 +71,7 @@ class Policy:
     requests_per_round: Annotated[int, Field(ge=1)] = 12
     requests_per_run: Annotated[int, Field(ge=1)] = 2_000
     runs: Annotated[int, Field(ge=1)] = 20
+    secure: bool = False
     scores: bool = True
     metrics: list[str] = Field(default_factory=lambda: [one.name for one in NAMED.values() if one.is_mean])
     privacy: dict[str, float] = Field(default_factory=dict)

@@ -29,6 +29,7 @@ class Refusal(StrEnum):
     TIME = "time-limit"
     MEMORY = "memory-limit"
     DISK = "disk-limit"
+    SUM = "no-sum"
     FAILED = "failed"
 
 
@@ -49,6 +50,7 @@ MEANS = {
     Refusal.TIME: "the job took longer than its owner allows",
     Refusal.MEMORY: "the job needed more memory than its owner allows",
     Refusal.DISK: "the job needed more disk than its owner allows",
+    Refusal.SUM: "it takes no part in a sum that is asked for so, or with these nodes",
     Refusal.FAILED: "the job failed there",
 }
 """What a code means, for the server's log."""

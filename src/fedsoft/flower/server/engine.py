@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from fedsoft.flower.server.identity import homes
 from fedsoft.flower.server.node_registry import POINTS, NodeRegistry
 from fedsoft.flower.server.reply_validator import ReplyValidator
 from fedsoft.flower.server.score_replies import ScoreReplies
+from fedsoft.flower.server.sums import Asked, RemoteRows, SumExchange
 from fedsoft.flower.server.terms import QuorumError
 from fedsoft.flower.submission import Submission
 from fedsoft.machine.resources import memory_size
@@ -103,7 +104,7 @@ class FlowerEngine(Engine):
         # Clients are not trusted here: their norms are checked even if the run does not ask for it. Not beside `clip`:
         # there one client could change who else is left out, and so a center by more than is stated.
         self.private = self.conditions.privacy is not None and self.conditions.privacy.clip > 0
-        norm = 0.0 if self.private else self.conditions.guard or terms.norm
+        norm = 0.0 if self.private or self.secure else self.conditions.guard or terms.norm
         self.guards = Guards.of(norm, self.algorithm, self.model.size)
         self.validator = ReplyValidator(self.guards)
         sizes = dict(zip(self.names, self.sizes.tolist(), strict=True)) if len(federation.train.x) else {}
@@ -112,7 +113,9 @@ class FlowerEngine(Engine):
         owners = homes(spec, self.names, submission.keys)
         self.registry = NodeRegistry(self.names, sizes, owners, most, transport, terms, self.log)
         self.exchange = Exchange(transport, terms, self.registry.sizes, self.log)
-        self.expected = Expected(training, federation, self.conditions.privacy)
+        secure = self.conditions.protection
+        self.expected = Expected(training, federation, self.conditions.privacy, secure=secure)
+        self.sums = None if secure is None else SumExchange(transport, terms, self.log, secure)
         self.folder: Path | None = None
         self.begun = False  # whether all nodes must have their clients' memory
         self.experiment = f"run-{secrets.token_hex(8)}"
@@ -191,10 +194,25 @@ class FlowerEngine(Engine):
             {f"each/{name}": value for name, value in each.items()},
             {client: row for row, client in enumerate(clients)},
         )
-        good = self._ask(self._request("job", job=job, round=self.t, ask=self.asks), clients, content, right)
+        about = {"job": job, "round": self.t, "ask": self.asks}
+        told = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
+        good = self._ask(self._request("job", **about), clients, content, told)
         places = {self.names[k]: int(k) for k in ids}
-        found = sorted((places[client], tensors) for client, tensors in good.items())
-        return self._answer([k for k, _ in found], [tensors for _, tensors in found])
+        found = sorted((places[client], client) for client in good)
+        if self.sums is not None:
+            return self._apart(self._request("sum", **about), [k for k, _ in found], right, self.sums)
+        return self._answer([k for k, _ in found], [good[client] for _, client in found])
+
+    def _apart(self, request: Request, ids: list[int], right: Expectation, sums: SumExchange) -> Answer:
+        """Return an answer that is not here: its rows can only be summed."""
+        if not ids:
+            return Answer(np.array([], dtype=np.int64), {})
+        clients, keys = [self.names[k] for k in ids], self.registry.keys
+        homes = [keys[client] for client in clients]
+        nodes = {keys[client]: self.registry.homes[client] for client in clients}
+        shapes = {name: shape for name, _, shape in right.forms}
+        asked = Asked(sums, request, clients, homes, nodes, right.kinds, shapes)
+        return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
     def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
         if not ids:
@@ -256,7 +274,7 @@ class FlowerEngine(Engine):
             self.log.event("late", clients=late, node=node, reason="its answer came after the time was over")
         return good, bad
 
-    def _request(self, kind: Literal["hello", "job", "scores"], **about: Any) -> Request:
+    def _request(self, kind: Literal["hello", "job", "sum", "scores"], **about: Any) -> Request:
         if self.chunk is not None:
             about["chunk"] = self.chunk
         return Request(

@@ -15,7 +15,10 @@ from fedsoft.flower.wire import Packed
 REASON = 300  # characters of a reason: parts of it may come from a node
 LIMIT = 64 * 2**20  # bytes of a log; then it is renamed, in place of the one before
 
-Event = Literal["joined", "refused", "unknown", "dropped", "missing", "late", "too few", "unscored"]
+Event = Literal[
+    "joined", "refused", "unknown", "dropped", "missing", "late", "too few", "unscored", "left a sum", "failed sum",
+    "lie in a sum",
+]  # fmt: skip
 
 
 class EventLog:

@@ -21,6 +21,7 @@ from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.resources import Resources
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.privacy import Privacy, Released
+from fedsoft.secure.protection import Secure
 
 Forms = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Names, types and shapes of one client's row."""
@@ -63,9 +64,12 @@ class Expected:
         training: what clients run.
         federation: has the shape of the data; its points are not used.
         privacy: the noise that clients add.
+        secure: whether their replies leave as sums only.
     """
 
-    def __init__(self, training: Training, federation: Federation, privacy: Privacy | None) -> None:
+    def __init__(
+        self, training: Training, federation: Federation, privacy: Privacy | None, *, secure: Secure | None = None
+    ) -> None:
         shape = federation.shape
         # Drawn: equal points could be singular.
         x = made_up(shape.input, shape.fields, federation.train.x.dtype, POINTS)
@@ -73,7 +77,7 @@ class Expected:
         data = ClientData.concat([(x, y)])
         self.make = lambda: ClientHost(
             training, data, ["made up"], resources=Resources(workers=1),
-            conditions=Conditions(diverged="drop", privacy=privacy),
+            conditions=Conditions(diverged="drop", privacy=privacy, secure=secure),
         )  # fmt: skip
         self.algorithm, self.task = training.algorithm, task_passes(training.solver)
         self.known: dict[tuple[object, ...], Expectation] = {}

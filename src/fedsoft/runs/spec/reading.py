@@ -15,7 +15,7 @@ from fedsoft.runs.spec.run_spec import KEYS, PATHS, SOLVER, RunSpec
 from fedsoft.storage.files import read_text
 from fedsoft.storage.toml import toml
 
-TABLES = ("privacy", "early_stopping")  # of settings that are no parts
+TABLES = ("privacy", "secure", "early_stopping")  # of settings that are no parts
 CARRIED = ("S", "K")  # settings of the preset's algorithm that another algorithm takes over
 
 

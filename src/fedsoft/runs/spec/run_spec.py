@@ -22,6 +22,7 @@ from fedsoft.errors import InputError, MissingSetting, SettingError, unknown
 from fedsoft.plugins import PARTS
 from fedsoft.safety.conditions import Diverged
 from fedsoft.safety.privacy import Privacy
+from fedsoft.secure.protection import Secure
 from fedsoft.settings import renamed, sentence, settings
 from fedsoft.training.callbacks.early_stopping import EarlyStopping
 
@@ -92,6 +93,7 @@ class RunSpec:
         guard: how many times the median norm a client's model may have; 0 for any.
         diverged: what happens when a client's training gives values that are not finite.
         privacy: what is hidden of points and clients.
+        secure: whether replies are seen as sums only, and how.
         early_stopping: end it when personal models no longer get better on held-out points.
         parent: of a run that goes on with other clients than it began with: the run that it continues.
         about: a description; changes nothing.
@@ -117,6 +119,7 @@ class RunSpec:
     guard: Number = 0.0
     diverged: Diverged = "stop"
     privacy: Privacy | None = None
+    secure: Secure | None = None
     early_stopping: EarlyStopping | None = None
     parent: str | None = None
     algorithm: Part
@@ -145,6 +148,18 @@ class RunSpec:
             raise SettingError("", "privacy", raw, "should be a table such as [privacy] counts = 2.0")
         with renamed({"Privacy": "privacy"}):
             return Privacy(**raw)
+
+    @field_validator("secure", mode="before")
+    @classmethod
+    def _read_secure(cls, raw: Any) -> Any:
+        if raw is None or isinstance(raw, Secure):
+            return raw
+        if isinstance(raw, bool):
+            return Secure() if raw else None
+        if not isinstance(raw, dict):
+            raise SettingError("", "secure", raw, "should be true, false, or a table such as [secure] threshold = 0.8")
+        with renamed({"Secure": "secure"}):
+            return Secure(**raw)
 
     @field_validator("early_stopping", mode="before")
     @classmethod
@@ -204,7 +219,7 @@ class RunSpec:
         for key in KEYS:
             value = getattr(self, key)
             value = value.to_dict() if isinstance(value, Part) else value
-            if isinstance(value, Privacy | EarlyStopping):
+            if isinstance(value, Privacy | EarlyStopping | Secure):
                 value = {name: own for name, own in dataclasses.asdict(value).items() if own is not None}
             found[key] = value
         return {key: value for key, value in found.items() if value is not None and value != ""}

@@ -1,0 +1,146 @@
+"""What all parties of one sum must agree on. It is part of every key: who was told something else only adds noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+from fedsoft.errors import FedsoftError, InputError
+from fedsoft.flower.secagg.primitives import digest, stream
+from fedsoft.secure.coding import Coding
+from fedsoft.secure.protection import LEAST
+
+COMPLETE = 64  # parties up to which everybody has a mask with everybody
+DISCLOSED, FAILED = 2.0**-40, 2.0**-20  # largest probabilities that a graph may have
+CORRUPT, LOST = 0.2, 0.1  # largest shares of parties, for which these hold
+
+
+class ProtocolError(FedsoftError):
+    """A sum that is not made, or a message that is not answered; says why, and who is at fault where that is known."""
+
+    def __init__(self, text: str, parties: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.parties = tuple(parties)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One sum.
+
+    Arguments:
+        run, round, ask: identify what is summed; no party helps to open it twice.
+        what: a hash of everything else that the parties must agree on, such as the weights of the sum.
+        parties: the names of all that are asked, in any order.
+        sections: how numbers are coded, and how many there are, one section after the other.
+        threshold: the share of them that must answer.
+        attempt: counts the tries of the same sum.
+    """
+
+    run: str
+    round: int
+    ask: int
+    what: str
+    parties: tuple[str, ...]
+    sections: tuple[tuple[Coding, int], ...]
+    threshold: float
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        if len(set(self.parties)) != len(self.parties) or len(self.parties) < LEAST:
+            raise InputError(f"a sum of {len(self.parties)} parties is not allowed: should be {LEAST} different ones")
+
+    @cached_property
+    def context(self) -> bytes:
+        """A hash of all that is said here."""
+        coded = [[coding.bits, coding.reach, count] for coding, count in self.sections]
+        about = [
+            self.run, self.round, self.ask, self.what, sorted(self.parties), coded, self.threshold, self.attempt
+        ]  # fmt: skip
+        return digest(b"fedsoft secure aggregation 1", json.dumps(about).encode())
+
+    @property
+    def sum(self) -> str:
+        """What is summed, whoever takes part and however often it is tried."""
+        return f"{self.run} {self.round} {self.ask}"
+
+    @property
+    def least(self) -> int:
+        """How many parties a sum must have."""
+        return _part(self.threshold, len(self.parties))
+
+    @cached_property
+    def _ring(self) -> list[str]:
+        """The parties in an order that nobody chooses."""
+        return sorted(self.parties, key=lambda name: digest(b"ring", self.context, name.encode()))
+
+    def neighbours(self, name: str) -> list[str]:
+        """Return those with whom a party has masks: the nearest on the ring, in either direction."""
+        ring, count = self._ring, degree(len(self.parties), self.threshold)
+        at = ring.index(name)
+        steps = [step for j in range(1, count // 2 + 1) for step in (j, -j)]
+        steps = range(1, len(ring)) if count >= len(ring) - 1 else steps
+        return sorted(ring[(at + step) % len(ring)] for step in steps)
+
+    def holders(self, name: str) -> list[str]:
+        """Return those who have shares of what a party keeps secret: its neighbours, and itself."""
+        return sorted([*self.neighbours(name), name])
+
+    def enough(self, name: str) -> int:
+        """Return how many shares of a party's secrets open them."""
+        return _part(self.threshold, len(self.holders(name)))
+
+    @property
+    def bytes(self) -> int:
+        """Of what a party sends masked."""
+        return sum(coding.bytes * count for coding, count in self.sections)
+
+    def mask(self, key: bytes) -> list[Tensor]:
+        """Return the mask of a key, one vector for each section."""
+        return self.unpacked(stream(key, self.bytes))
+
+    def packed(self, values: Sequence[Tensor]) -> bytes:
+        return b"".join(coding.packed(value) for (coding, _), value in zip(self.sections, values, strict=True))
+
+    def unpacked(self, data: bytes) -> list[Tensor]:
+        found, begin = [], 0
+        for coding, count in self.sections:
+            found.append(coding.unpacked(data[begin : begin + coding.bytes * count]))
+            begin += coding.bytes * count
+        return found
+
+    def zeros(self) -> list[Tensor]:
+        return [torch.zeros(count, dtype=torch.int64) for _, count in self.sections]
+
+
+def _part(threshold: float, count: int) -> int:
+    return max(LEAST, math.ceil(threshold * count - 1e-9))
+
+
+@cache
+def degree(parties: int, threshold: float) -> int:
+    """Return how many neighbours a party has: everybody, or as many as make a sparse graph safe (Bell et al., 2020).
+
+    With a share CORRUPT of all parties working with the server and a share LOST missing, chosen without regard to the
+    order on the ring: that some party has enough corrupt holders, or that honest parties who are there fall apart into
+    groups, has a probability below DISCLOSED; that some secret has too few shares left, below FAILED.
+    """
+    if parties <= COMPLETE:
+        return parties - 1
+    from scipy.stats import hypergeom
+
+    corrupt, lost = math.ceil(CORRUPT * parties), math.ceil(LOST * parties)
+    for count in range(16, parties - 1, 2):
+        t = _part(threshold, count + 1)
+        # Holders are the neighbours and the party itself, which is honest and, for the second, there.
+        opened = parties * hypergeom.sf(t - 1, parties - 1, corrupt, count)
+        apart = parties * (CORRUPT + LOST) ** (count / 2)
+        short = parties * hypergeom.cdf(t - 1, parties - 1, parties - 1 - lost, count)
+        if opened + apart <= DISCLOSED and short <= FAILED:
+            return count
+    return parties - 1

@@ -1,0 +1,73 @@
+"""Fixed-point sums: right within the stated error, whatever is clipped or wraps around on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsoft.core.contract import Kind
+from fedsoft.secure.coding import MODELS, NUMBERS, SHARES, Coding, coding_of
+
+CODINGS = [MODELS, NUMBERS, SHARES, Coding(16, 8.0)]
+
+
+def drawn(seed: int, m: int, n: int, S: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows, and weights that sum to 1 at most."""
+    rng = np.random.default_rng(seed)
+    weights = rng.random((S, m)) * rng.choice([-1, 0, 1], (S, m))
+    weights /= np.maximum(np.abs(weights).sum(1, keepdims=True), 1e-300)
+    return torch.from_numpy(rng.standard_normal((m, n)) * scale), torch.from_numpy(weights)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), m=st.integers(1, 60), S=st.integers(1, 4), scale=st.floats(1e-6, 1e12))
+def test_sums_are_right_within_the_error(coding: Coding, seed: int, m: int, S: int, scale: float) -> None:
+    rows, weights = drawn(seed, m, 5, S, scale)
+    found = coding.coded_sum(rows, weights)
+    wanted = weights @ rows.clamp(-coding.reach, coding.reach)
+    rounding = 1e-14 * coding.reach  # of float64
+    assert float((coding.decoded(found.total) - wanted).abs().max()) <= coding.error(m) + rounding
+    counted = (weights != 0).any(0)[:, None]
+    assert found.clipped == int(((rows.abs() > coding.reach) & counted).sum())
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), m=st.integers(1, 20))
+def test_masks_that_cancel_out_leave_no_trace(coding: Coding, seed: int, m: int) -> None:
+    """Clients send bytes with masks on them, which wrap around; their sum is the plain one, bit by bit."""
+    rows, weights = drawn(seed, m, 7, 2, coding.reach)
+    masks = torch.from_numpy(np.random.default_rng(seed).integers(-(2**63), 2**63, (m, 2, 7), dtype=np.int64))
+    masks[-1] = -masks[:-1].sum(0)
+    sent = [coding.packed(coding.coded_sum(rows[k : k + 1], weights[:, k : k + 1]).total + masks[k]) for k in range(m)]
+    assert {len(one) for one in sent} == {14 * coding.bytes}
+    total = torch.stack([coding.unpacked(one) for one in sent]).sum(0).view(2, 7)
+    assert torch.equal(coding.decoded(total), coding.decoded(coding.coded_sum(rows, weights).total))
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sum_does_not_wrap_around(coding: Coding, sign: int) -> None:
+    m = 1000 if coding.bits > 16 else 50
+    rows, weights = torch.full((m, 1), sign * 1e30), torch.full((1, m), 1 / m, dtype=torch.float64)
+    total = coding.decoded(coding.coded_sum(rows, weights).total)
+    assert float(total) == pytest.approx(sign * coding.reach, abs=coding.error(m) + 1e-12 * coding.reach)
+
+
+def test_what_is_no_number_counts_as_zero_and_is_told() -> None:
+    rows = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [2.0, 1.0]])
+    weights = torch.tensor([[0.25, 0.25, 0.5]])
+    found = MODELS.coded_sum(rows, weights)
+    assert MODELS.decoded(found.total).tolist() == [[0.25 * MODELS.reach + 1.0, 1.0]]
+    assert found.clipped == 2
+    assert MODELS.coded_sum(rows, torch.tensor([[0.0, 0.0, 1.0]])).clipped == 0
+
+
+def test_a_coded_model_takes_at_most_1_3_times_the_bytes_of_float32() -> None:
+    assert MODELS.bytes <= 1.3 * 4
+    assert coding_of(Kind.MODEL) is MODELS
+    assert coding_of(Kind.COUNTS) is NUMBERS
