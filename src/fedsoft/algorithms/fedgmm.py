@@ -98,7 +98,7 @@ class FedGMM(Algorithm):
         notes = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
             return state, notes
-        u = answer.update("u", state.u)
+        u = answer.note("u", state.mixture)
         each = torch.ones(1, len(answer.ids), dtype=torch.float64)
         given, total = answer["given"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
         c = torch.where(given > 0, total / given.clamp(min=torch.finfo(torch.float64).tiny), state.centers.double())

@@ -33,6 +33,7 @@ from fedsoft.core.contract import (
     Answer,
     Ask,
     ClientState,
+    Needs,
     PersonalModels,
     Reply,
     State,
@@ -107,6 +108,10 @@ class FedLevels(Algorithm):
     covariance: Literal["auto", "diagonal", "full"] = "auto"
     spread: Annotated[float, Field(gt=0)] = 1.0
 
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
+
     def init(self, site: Site, clients: int) -> State:
         """Return one draw for each taste, with the same for the sources, and the widths that are assumed."""
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
@@ -145,7 +150,7 @@ class FedLevels(Algorithm):
         state = state.update(extra={key: value if key == "age" else value.to(like) for key, value in extra.items()})
         share = float(_counted(state.extra["rho"], state.extra["open"]))
         mixed = share > 0.5
-        lead = state.extra["models"][self.S :] if mixed else state.extra["models"][: self.S]
+        lead = (state.extra["models"][self.S :] if mixed else state.extra["models"][: self.S]).clone()
         u = answer.update("u" if mixed else "r", state.u) if work == "estimate" else state.u
         return state.update(centers=lead, u=u), notes | {"sources": round(share, 3)}
 

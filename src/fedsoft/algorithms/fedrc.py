@@ -11,10 +11,22 @@ from torch import Tensor
 from fedsoft.clusters.averaging import moved
 from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.importance_weights import one_hot
-from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
+from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
 from fedsoft.clusters.posterior import posterior
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import COUNTS, MIXTURE, MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import (
+    COUNTS,
+    MIXTURE,
+    MODEL,
+    Algorithm,
+    Ask,
+    ClientState,
+    Needs,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+)
 from fedsoft.core.local_solve import own_outputs
 from fedsoft.core.metrics import cross_entropy
 from fedsoft.core.site import Site
@@ -74,6 +86,10 @@ class FedRC(Starts, Algorithm):
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
 
+    @property
+    def needs(self) -> Needs:
+        return needs_of_start(self.first, self.S)
+
     def init(self, site: Site, clients: int) -> State:
         """Return the initial centers, uniform shares and labels that are uniform within each center."""
         state = first_state(site, self.S, self.first, self.warm)
@@ -97,7 +113,7 @@ class FedRC(Starts, Algorithm):
         if "labels" in answer:
             labels = moved(labels, answer["labels"], (n / n.sum())[answer.ids], each=1 / n[answer.ids])
         c = moved(c, answer["w"], (n / n.sum())[answer.ids])
-        state = state.update(centers=c, u=answer.update("pi", state.u), extra={"labels": labels, **older(state)})
+        state = state.update(centers=c, u=answer.note("pi", state.mixture), extra={"labels": labels, **older(state)})
         return state, {"selected": len(ids), "answered": len(answer.ids)}
 
     @job(w=MODEL, pi=MIXTURE, labels=COUNTS)

@@ -20,6 +20,7 @@ from fedsoft.core.contract import (
     Algorithm,
     Ask,
     ClientState,
+    Needs,
     PersonalModels,
     Reply,
     State,
@@ -81,6 +82,10 @@ class FedSPD(Starts, Algorithm):
 
     def closing_tasks(self, model: Model) -> int:
         return 1
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Return the initial centers and uniform shares."""

@@ -14,7 +14,19 @@ from fedsoft.clusters.density import linked
 from fedsoft.clusters.gaussians import projected, projection
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MIXTURE, MODEL, NUMBER, Algorithm, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import (
+    MIXTURE,
+    MODEL,
+    NUMBER,
+    Algorithm,
+    Ask,
+    ClientState,
+    Needs,
+    PersonalModels,
+    Reply,
+    State,
+    job,
+)
 from fedsoft.core.metrics import cross_entropy
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
@@ -70,6 +82,10 @@ class FLUX(Algorithm):
     scale: Annotated[float, Field(gt=0), Tunable((1.0, 1.5, 2.0, 3.0))] = 1.0
     dimension: Annotated[int, Field(ge=1, le=64)] = 16
     K: Participants = "all"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.MODELS
 
     def init(self, site: Site, clients: int) -> State:
         """Start with one model and no client in a cluster: s_k = -1."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsoft.clusters.averaging import average
+from fedsoft.clusters.averaging import average, mean_by
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import shares_of
 from fedsoft.clusters.personal_way import SCALES, TASKS, Trial, hold_back, pull_to, taken, task_solver
@@ -90,18 +90,23 @@ class NetworkPrior(Algorithm):
         answer = ask("advance", ids, centers=state.centers)
         if not len(answer.ids):
             return state, 0
-        drawn = one_hot(answer["s"].gather(), self.S).T.double()
-        return state.update(centers=average(answer["w"], drawn * ask.sizes[answer.ids], state.centers)), len(answer.ids)
+        c, n = state.centers, ask.sizes[answer.ids]
+        if ask.secure:
+            c, _ = mean_by(answer, "w", "s", c, n)
+        else:
+            c = average(answer["w"], one_hot(answer["s"].gather(), self.S).T.double() * n, c)
+        return state.update(centers=c), len(answer.ids)
 
     def _weighed(self, state: State, ask: Ask) -> tuple[State, int]:
         c = state.centers
         answer = ask("weigh", ask.everyone, centers=c, shares=state.extra["shares"])
         if not len(answer.ids):
             return state, 0
-        n, r = ask.sizes[answer.ids].double(), answer["r"].gather().double()
-        moved = answer["first"].weighted(n[None])[0] / (n @ r).clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-        shares = shares_of(r.sum(0)) if self.learn else state.extra["shares"]
-        c, u = (c.double() + moved).to(c.dtype), answer.update("r", state.u)
+        n = ask.sizes[answer.ids].double()
+        r = answer["r"].weighted(torch.stack([torch.ones_like(n), n]))  # of clients, and of their points
+        moved = answer["first"].weighted(n[None])[0] / r[1].clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+        shares = shares_of(r[0]) if self.learn else state.extra["shares"]
+        c, u = (c.double() + moved).to(c.dtype), answer.note("r", state.mixture)
         return state.update(centers=c, u=u, extra={"shares": shares.to(c.dtype)}), len(answer.ids)
 
     def _with_way(self, state: State, ask: Ask) -> State:
