@@ -130,7 +130,12 @@ def test_the_chunk_does_not_matter(name: str, chunk: int) -> None:
 
 
 @every
-@pytest.mark.parametrize("other", [{"workers": 3}, {"memory": 0}, {"memory": 600, "workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [pytest.param({"workers": 3}, marks=pytest.mark.slow), pytest.param({"memory": 0}, marks=pytest.mark.slow),
+     {"memory": 600, "workers": 2}],
+    ids=str,
+)  # fmt: skip
 def test_neither_workers_nor_memory_change_a_bit(name: str, other: dict[str, Any]) -> None:
     """More threads than cores; clients and replies in files, all of them or the longer ones."""
     one = outcome(fitted(name, chunk=2, dropout=0.2, workers=1, memory="1G"))

@@ -49,6 +49,7 @@ def test_memory_is_flat_over_two_thousand_rounds(tmp_path: Path) -> None:
     assert not list(folder.path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_line_of_the_log_does_not_grow_with_the_clients(tmp_path: Path) -> None:
     lengths = []
     for clients in (20, 2000):
@@ -58,6 +59,7 @@ def test_a_line_of_the_log_does_not_grow_with_the_clients(tmp_path: Path) -> Non
     assert lengths[1] < lengths[0] + 100
 
 
+@pytest.mark.slow
 def test_logs_of_a_federation_grow_by_messages_not_by_what_is_in_them(tmp_path: Path) -> None:
     """Two lines for each message to a node, of a bounded length; nothing at all of what clients send."""
     lengths = []

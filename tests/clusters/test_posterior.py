@@ -142,6 +142,7 @@ def coverage(share: float, points: int, apart: float, draws: int) -> tuple[float
     return float(np.mean(held)), float(np.mean([float(s.high[0] - s.low[0]) for s in spans]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_intervals_cover_the_truth_where_sources_overlap(share: float) -> None:
     """At least as often as they say, but for three deviations of so few draws, and they widen with fewer points."""

@@ -23,7 +23,12 @@ from fedsoft.runs.run_options import RunOptions
 from .places import Direct, alone, describe, equal, events, key_of, node_at, run, shard, shards, spec, state
 
 
-@pytest.mark.parametrize("name", names("algorithms"))
+QUICK = ("fedavg", "fedem", "fedlevels", "fedprior", "fedsoft", "finetune", "ifca")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names("algorithms")]
+)
 def test_every_algorithm_ends_in_the_same_bits_as_in_one_process(name: str, tmp_path: Path) -> None:
     what = spec(name, rounds=4)
     local, far = alone(what, tmp_path / "local"), run(what, tmp_path / "far", Direct(shards(tmp_path)))

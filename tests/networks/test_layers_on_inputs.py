@@ -128,6 +128,7 @@ def test_a_stack_draws_what_each_client_draws_alone(kind: str) -> None:
     assert all((found["stacked"] - found["other keys"]).abs().amax(1) > 1e-4)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_draw() -> None:
     """A mask is a hash of coordinates: those of elements do not depend on how far a sequence is padded."""
 

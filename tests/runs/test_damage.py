@@ -225,6 +225,7 @@ def test_resume_says_what_was_damaged(copy: RunFolder) -> None:
     assert "going on from round 4, the last good one" in said
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_state_is_damaged_is_refused_by_readers_and_repaired_by_resume(
     whole: RunFolder, tmp_path: Path
 ) -> None:

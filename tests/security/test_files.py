@@ -273,6 +273,7 @@ def test_deep_json_is_told(run: Path, text: str) -> None:
         files.parse_json(text)
 
 
+@pytest.mark.slow
 def test_what_json_takes_is_known_before(tmp_path: Path, run: Path) -> None:
     (tmp_path / "a.json").write_text(f"[{'[],' * 4_000_000}1]")
     with pytest.raises(ValueError, match="more than 200000000 bytes of memory"):

@@ -30,6 +30,7 @@ def test_the_curve_is_right() -> None:
     assert told(np.ones(3), np.ones(3)) == (0.5, 0.0)
 
 
+@pytest.mark.slow
 def test_a_client_s_model_tells_its_points_unless_it_adds_noise() -> None:
     plain, right = passive(*made("FedAvg: none"), seed=0)
     assert plain.auc > 0.7

@@ -258,6 +258,7 @@ def test_runs_are_limited(tmp_path: Path) -> None:
     assert found == ["", "", "", Refusal.RUNS, Refusal.RUNS]
 
 
+@pytest.mark.slow
 def test_memory_on_disk_has_a_quota(tmp_path: Path) -> None:
     node = hospital(tmp_path, '[policy]\ndisk = "20K"\nruns = 99\n')
     raw = described(algorithm={"name": "ditto"}, model={"name": "mlp", "hidden": [4]})

@@ -237,6 +237,7 @@ def test_scores_that_nobody_can_have_are_left_out(lie: float, tmp_path: Path) ->
 # --- privacy ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_client_moves_centers_by_no_more_than_stated(tmp_path: Path) -> None:
     """With `clip`, on nodes: their norms are not compared with those of others, which one of them could change."""
     pytest.importorskip("dp_accounting")

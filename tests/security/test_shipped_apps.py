@@ -91,7 +91,6 @@ def federation(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_a_shipped_app_that_writes_a_file_writes_none(federation: LocalCluster, tmp_path: Path) -> None:
     """Real processes, by the commands that a user types. The same trap in the server's part springs."""

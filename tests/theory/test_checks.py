@@ -316,6 +316,7 @@ def test_tau() -> None:
 # --- the list and the command -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_checks_are_plain_values_and_the_same_for_the_same_seed() -> None:
     names = ["gradient", "theorem-2", "theorem-4", "theorem-5-s", "constants"]
     first, second = (run_checks(3, 20, only=names) for _ in range(2))
