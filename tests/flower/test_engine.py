@@ -22,7 +22,6 @@ from fedsoft.runs.run_options import RunOptions
 
 from .places import Direct, alone, describe, equal, events, key_of, node_at, run, shard, shards, spec, state
 
-
 QUICK = ("fedavg", "fedem", "fedlevels", "fedprior", "fedsoft", "finetune", "ifca")
 
 
