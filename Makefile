@@ -26,10 +26,10 @@ $(READY): $(CORE)
 	@$(PIP) -e '.[dev,flower,mlflow,onnx,ray,tensorboard]'
 	@touch $@
 
-demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation, and fedprior beside it
+demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation, and fedlevels beside it
 	@$(BIN)/fedsoft run synthetic-10-90 --again
-	@echo "The same federation by fedprior (docs/prior.md), with no more gradients than FedSoft takes:"
-	@$(BIN)/fedsoft compare synthetic-10-90 -a fedsoft,fedprior --seeds 0 --budget work --brief
+	@echo "The same federation by fedlevels (docs/prior.md), with no more gradients than FedSoft takes:"
+	@$(BIN)/fedsoft compare synthetic-10-90 -a fedsoft,fedlevels --seeds 0 --budget work --brief
 
 PYTEST := $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations 15
 FAST   := (not slow and not engine) or smoke

@@ -12,15 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedsoft as fs
+from fedsoft.core.client_data import ClientData
+from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
+from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
 from fedsoft.runs import spec
 from fedsoft.studies.recommend.candidates import BY_KEY, CANDIDATES, chosen, rank
 from fedsoft.studies.recommend.clock import Clock, seconds_of
 from fedsoft.studies.recommend.measured import Journal, Measured, Task
+from fedsoft.studies.recommend.newcomers import serve
 from fedsoft.studies.recommend.rule import Refusal, Standing, decide
 from fedsoft.studies.recommend.search import Range, Search, Settings
 from fedsoft.studies.recommend.split import COUNTS, FOLDS, LEAST_LEFT, Split, newcomers_among
+from tests.helpers import federation
+from tests.test_conformance import clients
 
 
 def numbered_points(sizes: list[int], held_out: float = 0.3, seed: int = 0) -> Federation:
@@ -278,3 +285,22 @@ def test_lower_may_be_better() -> None:
 
 def test_nothing_to_decide_on() -> None:
     assert decide([Standing("fedavg", np.full((1, 3), math.nan))], True) is None
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_newcomers_begin_whatever_round_the_run_has_reached(rounds: int) -> None:
+    """fedlevels estimates every second round, counted from its start: a newcomer's kind is not left at its guess."""
+    run = fs.fit(
+        fs.FedLevels(S=2), federation(clients()), fs.models.linear(), rounds=rounds,
+        solver=fs.SGD(lr=0.05), options=fs.FitOptions(workers=1),
+    )  # fmt: skip
+    known = {}
+
+    def look(engine: Engine, state: State, data: ClientData) -> dict[str, np.ndarray]:
+        known.update(engine.client_states)
+        return {}
+
+    new = federation(clients((9, 12), seed=3))
+    serve(run, new, look, BY_KEY["fedlevels"])
+    assert not known["fresh"].any()
+    assert (known["p"] != 0.5).all()

@@ -48,7 +48,7 @@ class Question:
     only: Annotated[
         str | None,
         typer.Option("--only", metavar="A,B,...", help="Candidates: constant, fedavg, ifca, fedem, fedroute, local, "
-                     "finetune, ditto, fedsoft, fedprior-1 (one center), fedprior (several); default: all."),
+                     "finetune, ditto, fedsoft, fedprior-1 (one center), fedprior (several), fedlevels; default: all."),
     ] = None  # fmt: skip
 
     def wanted(self) -> dict[str, Any]:

@@ -76,6 +76,10 @@ CANDIDATES = (
     Candidate(
         "fedprior", "personal models with a learned prior", "fedprior", "learned prior", one_center="fedprior-1"
     ),
+    Candidate(
+        "fedlevels", "models of tastes and sources with learned priors", "fedlevels", "learned prior",
+        one_center="fedprior-1",
+    ),
 )  # fmt: skip
 BY_KEY = {one.key: one for one in CANDIDATES}
 FIRST = ("constant", "fedavg", "finetune", "fedprior-1")  # tried however short the time is

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fedsoft.clusters.initial import older
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
@@ -42,9 +43,11 @@ def serve(run: Run, newcomers: Federation, measure: Measure, candidate: Candidat
             engine.begin_round(state, 0, last=True)
             engine(candidate.adopts_by, engine.everyone, centers=state.centers)
         else:
+            if "age" in state.extra:  # they begin, whatever the run has behind it
+                state = state.update(extra={"age": torch.zeros_like(state.extra["age"])})
             for t in range(rounds_of_a_client(run)):
                 new, _ = engine.round(state, t)
-                state = State(state.centers, new.mixture, new.per_client, state.extra)
+                state = State(state.centers, new.mixture, new.per_client, {**state.extra, **older(state)})
         return measure(engine, state, newcomers.held_out)
 
 
