@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from fedsoft.errors import StoreError
 from fedsoft.runs import spec as specs
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
+from fedsoft.runs.user_code import is_installed, with_imports
 from tests.security.test_names import raw_with
 
 NET = """
@@ -84,3 +86,20 @@ def test_runs_made_in_python_know_it_too(stem: str, tmp_path: Path, caplog: pyte
     (tmp_path / f"{stem}.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(3, 1)\n")
     fs.load(tmp_path / "run", allow=[f"{stem}:net"])
     assert "is not that which run 'run' was trained with" in caplog.text
+
+
+def test_packages_are_followed_and_what_is_installed_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "parcel" / "inner"
+    package.mkdir(parents=True)
+    (tmp_path / "parcel" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("from . import acts\n\nfrom ..top import Layer\n")
+    (package / "acts.py").write_text("X = 1\n")
+    (tmp_path / "parcel" / "top.py").write_text("from torch import nn\n\nLayer = nn.Linear\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {one.__name__ for one in with_imports(importlib.import_module("parcel.inner"))}
+    assert found == {"parcel.inner", "parcel.inner.acts", "parcel.top"}
+    assert not is_installed(sys.modules["parcel.inner"])
+    assert is_installed(sys.modules["torch.optim"])
+    assert is_installed(sys.modules["logging"])

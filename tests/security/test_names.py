@@ -146,8 +146,8 @@ def test_a_file_that_is_run_is_consent_and_its_names_are_printed(tmp_path: Path)
     (folder,) = (tmp_path / "runs").iterdir()
     refused = command(["export", str(folder)], tmp_path, tmp_path)
     assert refused.returncode == 2
-    assert "--allow mine:net" in refused.stderr
-    assert command(["export", str(folder), "--allow", "mine:net"], tmp_path, tmp_path).returncode == 0
+    assert "--allow ./mine:net" in refused.stderr
+    assert command(["export", str(folder), "--allow", "./mine:net"], tmp_path, tmp_path).returncode == 0
     assert command(["run", "run.toml"], tmp_path, tmp_path).returncode == 0  # found again
 
 

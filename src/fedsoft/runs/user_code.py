@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import importlib.util
 import io
 import sys
+import sysconfig
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +31,8 @@ def digests(spec: RunSpec) -> dict[str, str]:
         if module not in sys.modules and plugins.allows(spec.allow, name):
             with contextlib.suppress(InputError):  # it is told where the code is needed
                 plugins.imported(name, spec.allow)
-        if (known := sys.modules.get(module)) is not None:
-            programs = {one.__name__: _text(one) for one in _with_imports(known)}
+        if (known := sys.modules.get(module)) is not None and not is_installed(known):
+            programs = {one.__name__: _text(one) for one in with_imports(known)}
             if all(programs.values()):
                 found[name] = hashlib.sha256(repr(sorted(programs.items())).encode()).hexdigest()[:16]
     return found
@@ -53,7 +53,7 @@ def check_code(folder: RunFolder, spec: RunSpec) -> None:
         )
 
 
-def _with_imports(module: ModuleType) -> Iterator[ModuleType]:
+def with_imports(module: ModuleType) -> Iterator[ModuleType]:
     """Yield a module and, in turn, those that it imports from its own folder."""
     root, seen, left = _folder(module), {module.__name__}, [module]
     while left:
@@ -63,6 +63,12 @@ def _with_imports(module: ModuleType) -> Iterator[ModuleType]:
             if known is not None and name not in seen and root is not None and root == _folder(known):
                 seen.add(name)
                 left.append(known)
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module is in the folders that packages are installed to: nobody edits it there, and it may be large."""
+    folder, places = _folder(module), (sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib"))
+    return folder is None or any(folder.is_relative_to(place) for place in places)
 
 
 def _folder(module: ModuleType) -> Path | None:
@@ -78,9 +84,9 @@ def _imports(module: ModuleType) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            name = "." * node.level + (node.module or "")
-            if node.level:
-                name = importlib.util.resolve_name(name, module.__package__)
+            package = (module.__package__ or "").split(".")
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            name = ".".join([*above, *filter(None, [node.module])])
             found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
     return found
 
