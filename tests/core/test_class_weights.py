@@ -202,7 +202,9 @@ def test_a_rare_label_is_found_and_mixtures_and_scores_see_labels_as_they_are() 
         run = fs.fit(fs.FedSoft(S=2), fed, fs.models.linear(bias=True), rounds=4, options=options)
         rare = [one.prediction[:, 0][one.y[:, 0] == 1] > 0.5 for one in run.held_out_predictions()]
         found[str(weights)] = float(np.concatenate(rare).mean())
-        assert 0 <= run.scores().personal_train.mean <= 1  # type: ignore[union-attr]
+        scored = run.scores().personal_train
+        assert scored is not None
+        assert 0 <= scored.mean <= 1
     plain = found.pop("None")
     assert all(recall > plain + 0.2 for recall in found.values())
 
