@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedsoft.algorithms.fedem import FedEM
     from fedsoft.algorithms.fedgmm import FedGMM
     from fedsoft.algorithms.fedgroup import FedGroup
+    from fedsoft.algorithms.fedlevels import FedLevels
     from fedsoft.algorithms.fedprior import FedPrior
     from fedsoft.algorithms.fedprox import FedProx
     from fedsoft.algorithms.fedrc import FedRC
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from fedsoft.solvers.adam import Adam
     from fedsoft.solvers.adamw import AdamW
     from fedsoft.solvers.exact import Exact
+    from fedsoft.solvers.newton import Newton
     from fedsoft.solvers.sgd import SGD
     from fedsoft.solvers.torchoptimizer import TorchOptimizer
     from fedsoft.training import FitOptions, Limit
@@ -95,6 +97,7 @@ __all__ = [
     "FedEM",
     "FedGMM",
     "FedGroup",
+    "FedLevels",
     "FedPrior",
     "FedProx",
     "FedRC",
@@ -111,6 +114,7 @@ __all__ = [
     "KNNPer",
     "Limit",
     "Local",
+    "Newton",
     "Privacy",
     "Run",
     "Schedule",

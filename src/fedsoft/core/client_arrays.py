@@ -141,7 +141,7 @@ def is_text(y: Any) -> bool:
         return False
     try:
         values = np.asarray(y)
-    except ValueError:  # ragged, which is told later
+    except ValueError:  # ragged, which is reported later
         return False
     return values.dtype.kind == "U" or (
         values.dtype.kind == "O" and values.size > 0 and all(isinstance(label, str) for label in values.ravel())

@@ -126,7 +126,7 @@ class ClientOptimizer:
             owner[entry.key] = value.clone() if entry.number is None else entry.number(value.item())
 
     def save(self, kept: Kept, rows: dict[str, Tensor], k: int, steps: int) -> None:
-        """Write what the optimizer keeps after so many more steps into row k."""
+        """Write what the optimizer keeps after `steps` more steps into row k."""
         found = {(place, key): value for place, key, value in self.values()}
         for entry in kept.entries:
             value = found.get((entry.place, entry.key))

@@ -111,7 +111,7 @@ class Site:
         return iterate_batches(problem, self.dtype, batch=s.batch, epochs=passes, shuffle=s.shuffle), s
 
     def solve_part(self, w: Tensor, part: Tensor, epochs: int, label: str = "batches") -> Tensor:
-        """Take so many passes from `w[m, P]` that change only the parameters in `part[P]`, with a fresh optimizer."""
+        """Take `epochs` passes from `w[m, P]` that change only the parameters in `part[P]`, with a fresh optimizer."""
         batches, solver = self.batches(label, epochs)
         w, still = batches.stack(w), ~part.to(w.device)
         state = {name: batches.stack(rows) for name, rows in self.optimizer_state(w).items()}

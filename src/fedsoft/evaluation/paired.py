@@ -98,7 +98,7 @@ def _parts(draws: int, most: int) -> list[int]:
 
 
 def _expanded(tail: float, clients: int) -> float:
-    """Return the level of the percentile in place of `tail`: that of Student's interval for so many clients."""
+    """Return the level of the percentile in place of `tail`: that of Student's interval for this number of clients."""
     from scipy.special import ndtr, stdtrit  # takes half a second to import
 
     wide = -stdtrit(clients - 1, tail) * math.sqrt(clients / (clients - 1))

@@ -122,7 +122,7 @@ def parameter_names(layout: Layout, columns: Columns) -> list[str]:
 
 
 def _each(names: Sequence[str], count: int, otherwise: str) -> list[str]:
-    """Return names for so many things: those that are known, if they are as many, or numbers."""
+    """Return one name each: those that are known, if their number is right, or numbers."""
     if len(names) == count:
         return list(names)
     return [otherwise] if count == 1 else [f"{otherwise} {i}".strip() for i in range(count)]

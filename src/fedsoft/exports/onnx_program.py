@@ -118,7 +118,7 @@ def _export(network: nn.Module, inputs: tuple[Any, ...], names: list[str], shape
 
 
 def _with_weights(graph: Any, weights: Mapping[str, Tensor], inputs: int) -> Any:
-    """Return the computation of so many inputs with weights as constants, in place of further inputs."""
+    """Return the computation of the given number of inputs with weights as constants, in place of further inputs."""
     import onnx
 
     used = {name for node in graph.graph.node for name in node.input}

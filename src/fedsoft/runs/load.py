@@ -34,7 +34,7 @@ def load(
     Arguments:
         path: of the run, or the beginning of its name.
         device: `cpu` or `cuda`.
-        round: as it was after so many rounds, for those that were kept; default: as it was at its end.
+        round: the round after which it is loaded, one of those that were kept; default: as it was at its end.
         data: whether to make or read the clients' points, too: True, or where their files are now if they were moved.
             They must be those that the run began with. Only scores of another round than the last, and more rounds,
             need them.

@@ -1,4 +1,4 @@
-"""Runs by name. Nothing heavy is imported here, so that a name that means none, or several, is told at once."""
+"""Runs by name. Nothing heavy is imported here, so that a name that means none, or several, is reported at once."""
 
 from __future__ import annotations
 

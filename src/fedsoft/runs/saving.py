@@ -33,7 +33,7 @@ def restored(point: Checkpoint | None, engine: Engine) -> tuple[State, int]:
 
 
 def check_state(point: Checkpoint, engine: Engine, clients: int) -> None:
-    """Raise for a state of the server that does not fit the model, or so many clients."""
+    """Raise for a state of the server that does not fit the model or the number of clients."""
     centers, u, size = point.state.centers, point.state.mixture, engine.model.size
     if centers.ndim != 2 or centers.shape[1] != size or centers.dtype != engine.dtype:
         raise StoreError(f"the saved centers do not fit this run: should be {size} numbers of {engine.dtype} each")
@@ -49,7 +49,7 @@ class Saving:
 
     Arguments:
         folder, run: what is saved, and where.
-        keep: the state of every so many rounds is kept.
+        keep: number of rounds between states that are kept.
         saved: rounds in the saved state.
         rule: keeps the state of the best round, where that is to be given back.
     """

@@ -55,7 +55,7 @@ class States:
         return states, problems
 
     def at(self, rounds: int) -> Checkpoint:
-        """Return the state after so many rounds, checked."""
+        """Return the state after `rounds` rounds, checked."""
         states, _ = self.readable()
         for state in states:
             if state.rounds == rounds:

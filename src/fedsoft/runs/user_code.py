@@ -29,7 +29,7 @@ def digests(spec: RunSpec) -> dict[str, str]:
     for name in code_in(spec.to_dict()):
         module = name.partition(":")[0]
         if module not in sys.modules and plugins.allows(spec.allow, name):
-            with contextlib.suppress(InputError):  # it is told where the code is needed
+            with contextlib.suppress(InputError):  # it is reported where the code is needed
                 plugins.imported(name, spec.allow)
         if (known := sys.modules.get(module)) is not None and not is_installed(known):
             programs = {one.__name__: _text(one) for one in with_imports(known)}

@@ -31,7 +31,7 @@ class Newton:
     that does not lower the loss is halved. It costs one gradient and one evaluation per parameter, and is counted so.
 
     Arguments:
-        steps: at most so many.
+        steps: the largest number of steps.
     """
 
     steps: Annotated[int, Field(ge=1)] = 20

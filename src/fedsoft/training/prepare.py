@@ -191,7 +191,7 @@ def few_points(federation: Federation) -> tuple[Tensor, Tensor]:
 
 
 def check_device(device: str) -> None:
-    """Complain about a device that is not there."""
+    """Raise for a device that is not there."""
     cuda = torch.cuda.is_available()
     if device != "cpu" and not (device.startswith("cuda") and cuda):
         allowed = "'cpu' or 'cuda'" if cuda else "'cpu'"

@@ -69,7 +69,7 @@ class Observer(Protocol):
         ...
 
     def over(self, rounds: int) -> bool:
-        """Whether the run is to end after so many rounds."""
+        """Whether the run is to end after this round."""
         ...
 
 

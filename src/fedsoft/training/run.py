@@ -271,7 +271,7 @@ class Run:
         return operator.index(center)
 
     def _published(self, centers: Sequence[int]) -> None:
-        """Complain about centers that too few clients use."""
+        """Raise for centers that too few clients use."""
         privacy, found = self.engine.conditions.privacy, self.withheld
         for s in centers:
             if privacy is not None and s in found:

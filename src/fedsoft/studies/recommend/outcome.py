@@ -131,7 +131,7 @@ class Recommendation:
         return paired(first.test[name], second.test[name], higher_is_better=self.higher(name))
 
     def newcomer_gain(self, first: Row, second: Row, points: int) -> Difference | None:
-        """Return the same for newcomers with so many points."""
+        """Return the same for newcomers with `points` points."""
         one, two = (row.newcomers.get(points, {}).get(self.metric) for row in (first, second))
         if one is None or two is None:
             return None

@@ -64,7 +64,7 @@ class Split:
         return replace(self.final, train=_picked(train, kept), held_out=_picked(train, aside))
 
     def joining(self, points: int) -> Federation | None:
-        """Return the newcomers that have enough points with so many of them, the rest held out; None for no such."""
+        """Return newcomers with `points` of their points, the rest held out; None if none has enough."""
         pool, chosen, kept, aside = self.newcomers.train, [], [], []
         for k, name in enumerate(self.newcomers.names):
             start, size = int(pool.starts[k]), int(pool.sizes[k])

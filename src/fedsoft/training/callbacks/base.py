@@ -86,7 +86,7 @@ class Watch:
         self.measure: HeldOut | None = None
 
     def over(self, rounds: int) -> bool:
-        """Whether a callback ended the run after so many rounds."""
+        """Whether a callback ended the run after this round."""
         return self.stopped_at is not None and rounds >= self.stopped_at
 
     def start(self, run: Run, rounds: int) -> None:

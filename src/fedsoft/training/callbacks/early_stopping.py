@@ -22,7 +22,7 @@ class EarlyStopping(Callback):
 
     Arguments:
         metric: the name of a metric, default: that of the model (accuracy, or the squared error).
-        patience: end after so many rounds without a better one.
+        patience: number of rounds without a better one after which a run ends.
         least: by how much a round has to be better.
         restore: give back the best round instead of the last one; see `BestRound`.
     """
