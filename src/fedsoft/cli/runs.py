@@ -48,7 +48,7 @@ class ContinueOptions:
 
     rounds: Annotated[
         int | None,
-        typer.Option("--rounds", min=1, help="Total number of rounds, more than before. The longer run gets a folder of its own."),
+        typer.Option("--rounds", min=1, help="Rounds in all. The longer run gets a folder of its own."),
     ] = None
     join: Annotated[
         bool,

@@ -31,7 +31,7 @@ class Schedule:
         name: `constant`; `step`: times `factor` every so often; `cosine` and `linear`: down to `least` in `length`.
         over: what is counted from 0. `rounds` of the run; `steps` of a client since the first round, as one counts them
             that takes part in every round; or steps of the `task`, anew in each round.
-        warmup: number of rounds or steps that rise linearly to 1 first: 1/warmup, 2/warmup, ...; then the schedule begins.
+        warmup: how many of them rise linearly to 1 first: 1/warmup, 2/warmup, ...; then the schedule begins.
         length: for `cosine` and `linear`; in a `task` by default what it has left of a client's steps.
         every, factor: for `step`; factor is 0.1 by default.
         least: what `cosine` and `linear` end in and stay at; default: 0.
