@@ -13,7 +13,8 @@ memory.
 The machine's limit for a step of the letters CNN is the time of its floating-point operations at the rate of a 1024
 square product, plus that of what Adam reads and writes at the rate of copying 6.7 MB, which stays in the cache.
 
-Results are saved and compared with those of the last time: changes of more than 15 % are pointed out.
+Results are saved and compared with those of the last time: changes of more than 15 % are pointed out. The tables of
+docs/speed.md and of the README are made of them (`benchmarks.page`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from rich.console import Console
 
-from benchmarks import machine
+from benchmarks import machine, page
 from benchmarks.rows import ROWS
 from benchmarks.table import measure, read, save, show
 
@@ -63,10 +64,10 @@ def main() -> None:
         + ", ".join(f"{name} {rate:.1f} GB/s" for name, rate in copy.items()) + " (read and written)"
     )  # fmt: skip
     console.print(f"two threads at once do {about['free_cores']} times the work of one")
-    results = {}
+    results, commit = {}, page.commit()
     for name in chosen.only or ROWS:
         print(f"measuring {name} ...", file=sys.stderr)
-        results[name] = measure(name, repeats, chosen.quick)
+        results[name] = measure(name, repeats, chosen.quick) | {"commit": commit}
     console.print(show(results, last.get("rows", {}), about["free_cores"]))
     for name, result in results.items():
         if "skipped" in result:
@@ -78,6 +79,8 @@ def main() -> None:
         rows = last.get("rows", {}) | results
         save(path, {"machine": about, "rows": {name: rows[name] for name in ROWS if name in rows}})
         console.print(f"saved {path}")
+    if path == SAVED:
+        page.main()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import page
 from benchmarks.rows import ALLOWED, ROWS
 from benchmarks.table import Result, change, read, save, show
 from rich.console import Console
@@ -106,3 +107,20 @@ def test_results_are_kept(tmp_path: Path) -> None:
     save(path, {"rows": {"letters": result(2.0)}})
     assert read(path)["rows"]["letters"]["ratio"] == 2.0
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("name", page.PAGES)
+def test_tables_on_pages_are_those_of_the_saved_results(name: str) -> None:
+    found = (ROOT / name).read_text("utf-8")
+    assert page.written(found, read(page.SAVED), page.PAGES[name]) == found
+
+
+def test_rows_of_several_commits_say_so() -> None:
+    results = read(page.SAVED)
+    rows = {"letters": result(2.5) | {"commit": "abc"}, "letters-limit": result(1.9) | {"commit": "def"}}
+    several = page.block(results | {"rows": rows}, ("letters", "letters-limit", "lstm")).splitlines()
+    assert several[-2].endswith("| **2.5** | 1.5 to 3.5 | 2.5 | abc |")
+    assert several[-1].endswith("| **1.9** | 0.9 to 2.9 | at most 1.8 | def |")
+    assert page.block(results | {"rows": rows}, ("letters",)).splitlines()[0].endswith("commit abc.")
+    with pytest.raises(SystemExit, match="marks"):
+        page.written("no marks", results, ("letters",))
