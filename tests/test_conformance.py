@@ -16,7 +16,8 @@ from torch import Tensor
 import fedsoft as fs
 from fedsoft import plugins
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Algorithm, Answer, Ids, Reply
+from fedsoft.core.contract import Algorithm
+from fedsoft.core.replies import Answer, Ids, Reply
 from fedsoft.core.site import Site
 from fedsoft.engine.client_host import ClientHost
 from fedsoft.engine.local import LocalEngine

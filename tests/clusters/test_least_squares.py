@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.clusters.least_squares import parted, solved
-from fedsoft.core.contract import Answer
+from fedsoft.core.replies import Answer
 from fedsoft.engine.client_store import Budget, ClientStore
 from tests.helpers import engine_for, federation
 

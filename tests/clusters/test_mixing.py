@@ -18,7 +18,7 @@ from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import aggregation_weights, importance_weights
 from fedsoft.clusters.selection import select
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Answer
+from fedsoft.core.replies import Answer
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.seeds import generator
 

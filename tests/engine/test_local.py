@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.core.contract import (
-    NUMBER,
-    Algorithm,
-    Ask,
-    ClientState,
-    PersonalModels,
-    Reply,
-    State,
-    Training,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, Training, job
 from fedsoft.core.federation import Federation, Truth
+from fedsoft.core.replies import NUMBER, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.engine.client_store import ClientStore
 from fedsoft.engine.local import LocalEngine

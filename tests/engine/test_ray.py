@@ -19,7 +19,8 @@ import torch
 
 import fedsoft as fs
 from fedsoft.clusters.averaging import mean_by_size
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, PersonalModels, Reply, State, Training, job
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, Training, job
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.engine.resources import Resources
 from fedsoft.runs.execute import execute

@@ -17,7 +17,7 @@ import fedsoft as fs
 
 pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"')
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 from fedsoft.flower.keys import make_key
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.engine import FlowerEngine

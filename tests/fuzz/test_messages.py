@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedsoft.core.contract import MODEL
+from fedsoft.core.replies import MODEL
 from fedsoft.flower import frames
 from fedsoft.flower.node.node import Node
 from fedsoft.flower.node.refusals import Refusal

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.cli.progress import Progress
-from fedsoft.core.contract import CHOICE, COUNTS, MIXTURE, MODEL, job
+from fedsoft.core.contract import job
+from fedsoft.core.replies import CHOICE, COUNTS, MIXTURE, MODEL
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.flower.server.expected_replies import forms_of
 from fedsoft.flower.server.reply_validator import ReplyValidator, Rows

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft import aggregators
-from fedsoft.core.contract import CHOICE, MIXTURE, MODEL, Answer
+from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, Answer
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.safety.malicious import malicious_clients, spoiled
 from fedsoft.safety.robust import Aggregator, RobustRows, guarded, median, squared_distances, trimmed_mean

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 from fedsoft.secure.coding import MODELS, NUMBERS, SHARES, Coding, coding_of
 
 CODINGS = [MODELS, NUMBERS, SHARES, Coding(16, 8.0)]

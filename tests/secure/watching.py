@@ -16,7 +16,8 @@ from typing_extensions import override
 
 import fedsoft as fs
 from fedsoft import plugins
-from fedsoft.core.contract import Algorithm, Answer, Kind, Needs, Rows, State, Training
+from fedsoft.core.contract import Algorithm, Needs, State, Training
+from fedsoft.core.replies import Answer, Kind, Rows
 from fedsoft.engine.local import LocalEngine
 from fedsoft.machine.threads import one_thread
 from fedsoft.safety.conditions import Conditions

@@ -15,7 +15,8 @@ import torch
 
 import fedsoft as fs
 from fedsoft.algorithms.fedsoft import FedSoft
-from fedsoft.core.contract import MIXTURE, ClientState, Reply, State, job
+from fedsoft.core.contract import State, job
+from fedsoft.core.replies import MIXTURE, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.flower.keys import make_key
 from fedsoft.flower.server.engine import QuorumError

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
-from fedsoft.core.contract import Answer
 from fedsoft.core.model import Builder
+from fedsoft.core.replies import Answer
 from fedsoft.engine.local import LocalEngine
 from fedsoft.errors import DivergedError, InputError
 from fedsoft.training import Limit, Run, play

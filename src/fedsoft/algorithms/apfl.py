@@ -9,7 +9,8 @@ from pydantic import Field
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import GradientParts
-from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import PersonalModels, State, job
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Ids, Needs, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.replies import MODEL, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
 

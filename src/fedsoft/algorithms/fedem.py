@@ -13,20 +13,9 @@ from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
 from fedsoft.clusters.posterior import posterior
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Ask,
-    ClientState,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import squared_loss
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

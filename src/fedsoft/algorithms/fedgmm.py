@@ -11,19 +11,8 @@ from torch import Tensor
 from fedsoft.clusters.gaussians import Gaussians, InputShares, input_sums, projected, projection
 from fedsoft.clusters.posterior import posterior
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    COUNTS,
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Ask,
-    ClientState,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, job
+from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, NUMBER, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

@@ -13,7 +13,8 @@ from torch.nn.functional import normalize
 from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

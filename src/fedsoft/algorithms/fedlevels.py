@@ -25,21 +25,9 @@ from fedsoft.clusters.laplace import (
 )
 from fedsoft.clusters.learned_prior import HALF_CLIENT, Prior, Sums, blended, improved
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Answer,
-    Ask,
-    ClientState,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import squared_loss
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

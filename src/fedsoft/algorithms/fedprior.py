@@ -17,22 +17,10 @@ from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.clusters.variation import Evidence, differences, groups_of, numbers_of
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import (
-    CHOICE,
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Answer,
-    Ask,
-    ClientState,
-    PersonalModels,
-    Reply,
-    State,
-    Way,
-    job,
-)
+from fedsoft.core.contract import Ask, PersonalModels, State, Way, job
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
 from fedsoft.core.model import Model
+from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

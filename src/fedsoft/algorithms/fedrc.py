@@ -14,21 +14,10 @@ from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
 from fedsoft.clusters.posterior import posterior
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    COUNTS,
-    MIXTURE,
-    MODEL,
-    Algorithm,
-    Ask,
-    ClientState,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.local_solve import own_outputs
 from fedsoft.core.metrics import cross_entropy
+from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Ask, PersonalModels, State, job
 from fedsoft.core.heads import Patterns, head_of
 from fedsoft.core.local_solve import task_passes
 from fedsoft.core.model import Model
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

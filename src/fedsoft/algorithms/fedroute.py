@@ -20,23 +20,9 @@ from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, 
 from fedsoft.clusters.least_squares import parted, solved, sums
 from fedsoft.clusters.posterior import draw_ties, posterior, summed_outputs
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    COUNTS,
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Answer,
-    Ask,
-    ClientState,
-    Ids,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import squared_loss
+from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, NUMBER, Answer, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

@@ -14,25 +14,10 @@ from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_o
 from fedsoft.clusters.posterior import SWEEPS, soft_weights
 from fedsoft.clusters.selection import Participants, ids_of, select
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import (
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Answer,
-    Ask,
-    ClientState,
-    Means,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-    prefixed,
-    under,
-)
+from fedsoft.core.contract import Algorithm, Ask, Means, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import as_numbers
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply, prefixed, under
 from fedsoft.core.site import Site
 from fedsoft.errors import SettingError
 from fedsoft.settings import Tunable, settings

@@ -12,21 +12,9 @@ from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import importance_weights, one_hot
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    CHOICE,
-    COUNTS,
-    MIXTURE,
-    MODEL,
-    Algorithm,
-    Ask,
-    ClientState,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.model import Model
+from fedsoft.core.replies import CHOICE, COUNTS, MIXTURE, MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

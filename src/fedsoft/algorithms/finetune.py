@@ -8,8 +8,9 @@ import torch
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Ask, PersonalModels, State, job
 from fedsoft.core.model import Model
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

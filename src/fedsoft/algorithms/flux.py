@@ -14,20 +14,9 @@ from fedsoft.clusters.density import linked
 from fedsoft.clusters.gaussians import projected, projection
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import (
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Ask,
-    ClientState,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import cross_entropy
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
 

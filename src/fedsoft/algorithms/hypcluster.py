@@ -12,21 +12,8 @@ from torch import Tensor
 from fedsoft.clusters.averaging import mean_by
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants, select
-from fedsoft.core.contract import (
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Answer,
-    Ask,
-    ClientState,
-    Ids,
-    Needs,
-    PersonalModels,
-    Reply,
-    State,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, Answer, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

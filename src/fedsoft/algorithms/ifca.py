@@ -10,7 +10,8 @@ from pydantic import Field
 from fedsoft.clusters.averaging import mean_by
 from fedsoft.clusters.collapse import reseeded
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import CHOICE, MODEL, Algorithm, Ask, ClientState, Needs, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.replies import CHOICE, MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.errors import SettingError
 from fedsoft.settings import settings

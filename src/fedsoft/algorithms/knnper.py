@@ -13,7 +13,8 @@ from torch import Tensor
 from fedsoft.clusters.neighbours import Neighbours, Store, as_targets
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import MODEL, Ask, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import Ask, PersonalModels, State, job
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.errors import InputError
 from fedsoft.settings import settings

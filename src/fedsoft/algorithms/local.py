@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, ClientState, PersonalModels, Reply, State, job, prefixed, under
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, job
+from fedsoft.core.replies import ClientState, Reply, prefixed, under
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import GradientParts
-from fedsoft.core.contract import MODEL, ClientState, PersonalModels, Reply, State, job
+from fedsoft.core.contract import PersonalModels, State, job
 from fedsoft.core.local_solve import Work, own_outputs
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.core.contract import Kind, Reply
+from fedsoft.core.replies import Kind, Reply
 from fedsoft.safety.malicious import Attack, Draws, Kinds, reference
 from fedsoft.settings import settings
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedsoft.core.contract import Kind, Reply
+from fedsoft.core.replies import Kind, Reply
 from fedsoft.safety.malicious import Attack, Draws, Kinds, stretched
 from fedsoft.settings import settings
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedsoft.core.contract import Reply
+from fedsoft.core.replies import Reply
 from fedsoft.safety.malicious import Attack, Draws, Kinds, stretched
 from fedsoft.settings import settings
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Answer, Ask, Averages, Rows
+from fedsoft.core.contract import Ask
+from fedsoft.core.replies import Answer, Averages, Rows
 
 
 def average(w: Tensor | Rows, weights: Tensor, old: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsoft.clusters.ensemble import added
-from fedsoft.core.contract import Reply
 from fedsoft.core.model import as_numbers
+from fedsoft.core.replies import Reply
 from fedsoft.core.site import Site
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator

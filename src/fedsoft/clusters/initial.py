@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedsoft.clusters.averaging import mean_by_size
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import MODEL, Ask, ClientState, Needs, Reply, State, job
+from fedsoft.core.contract import Ask, Needs, State, job
+from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.solvers.exact import Exact
 

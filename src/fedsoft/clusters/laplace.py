@@ -15,9 +15,9 @@ from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import Posterior, Prior, squares
 from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import Reply
 from fedsoft.core.local_solve import FirstOrder
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
+from fedsoft.core.replies import Reply
 from fedsoft.core.site import Site
 
 STIFF = 1.0  # of a pull on the mean loss of a client's points: the strongest that first-order solvers are given

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Answer, Reply, Site
+from fedsoft.core.contract import Site
 from fedsoft.core.model import as_numbers
+from fedsoft.core.replies import Answer, Reply
 
 TWIN = 0.2  # of the norm of centers: a closer pair may be one source twice
 MISFIT = 2.0  # times the best center's mean square: a center with more may hold two sources

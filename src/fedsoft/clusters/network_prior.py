@@ -18,23 +18,10 @@ from fedsoft.clusters.learned_prior import shares_of
 from fedsoft.clusters.personal_way import SCALES, TASKS, Trial, hold_back, pull_to, taken, task_solver
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.core.batches import Prox
-from fedsoft.core.contract import (
-    CHOICE,
-    MIXTURE,
-    MODEL,
-    NUMBER,
-    Algorithm,
-    Ask,
-    ClientState,
-    Ids,
-    PersonalModels,
-    Reply,
-    State,
-    Way,
-    job,
-)
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, Way, job
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
 from fedsoft.core.model import Layout
+from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, NUMBER, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 
 

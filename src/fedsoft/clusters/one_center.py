@@ -6,7 +6,8 @@ from typing import Any
 
 from fedsoft.clusters.averaging import mean_by_size
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, ClientState, PersonalModels, State
+from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State
+from fedsoft.core.replies import ClientState
 from fedsoft.core.site import Site
 
 

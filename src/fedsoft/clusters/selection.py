@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.core.contract import Ask, Ids
+from fedsoft.core.contract import Ask
+from fedsoft.core.replies import Ids
 
 Participants = Annotated[int, Field(ge=1)] | Literal["all"]
 """How many clients are drawn in a round: a number K, or all."""

@@ -18,9 +18,10 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import ClientMetric, Judged
-from fedsoft.core.contract import Algorithm, Answer, Ids, Reply, Rows, State, Training
+from fedsoft.core.contract import Algorithm, State, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Work
+from fedsoft.core.replies import Answer, Ids, Reply, Rows
 from fedsoft.core.site import Site
 from fedsoft.engine.client_host import STATISTICS, check_job
 from fedsoft.engine.client_store import ClientRows

@@ -18,18 +18,10 @@ from torch import Tensor
 
 from fedsoft.clusters.ensemble import predictions
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import (
-    Algorithm,
-    ClientState,
-    Ids,
-    Kind,
-    PersonalModels,
-    Reply,
-    State,
-    Training,
-)
+from fedsoft.core.contract import Algorithm, PersonalModels, State, Training
 from fedsoft.core.local_solve import Work
 from fedsoft.core.model import Model
+from fedsoft.core.replies import ClientState, Ids, Kind, Reply
 from fedsoft.core.site import Site
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.engine.cost import Cost, size_of

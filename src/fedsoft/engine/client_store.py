@@ -169,7 +169,7 @@ class ClientStore(ClientRows):
 
 @dataclass(frozen=True)
 class Column:
-    """One entry of a store: the replies of all clients under one name. See `contract.Rows`."""
+    """One entry of a store: the replies of all clients under one name. See `replies.Rows`."""
 
     store: ClientStore
     name: str

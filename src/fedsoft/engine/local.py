@@ -8,8 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Answer, Ids, Reply, State, Training
+from fedsoft.core.contract import State, Training
 from fedsoft.core.federation import Federation
+from fedsoft.core.replies import Answer, Ids, Reply
 from fedsoft.engine.base import Engine
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.client_store import ClientStore

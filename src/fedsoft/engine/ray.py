@@ -22,8 +22,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Answer, Ids, Reply, Rows, State, Training
+from fedsoft.core.contract import State, Training
 from fedsoft.core.federation import Federation
+from fedsoft.core.replies import Answer, Ids, Reply, Rows
 from fedsoft.engine.base import Engine, Factory
 from fedsoft.engine.client_host import Ticket, chunk_size
 from fedsoft.engine.client_store import ClientRows
@@ -262,7 +263,7 @@ class _Replies:
 
 @dataclass(frozen=True)
 class _Column:
-    """The replies of all clients under one name. See `contract.Rows`."""
+    """The replies of all clients under one name. See `replies.Rows`."""
 
     replies: _Replies
     name: str

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Name, Number, Request
 from fedsoft.flower.secagg.session import Session

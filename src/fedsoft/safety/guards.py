@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Algorithm, Answer, Ids, Kind, Rows
+from fedsoft.core.contract import Algorithm
+from fedsoft.core.replies import Answer, Ids, Kind, Rows
 from fedsoft.safety.exclusions import Reason, Refusal
 from fedsoft.secure.coding import Coded, Coding
 from fedsoft.secure.sums import codes

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.core.client_data import ClientData, DataShape
-from fedsoft.core.contract import Kind, Reply
+from fedsoft.core.replies import Kind, Reply
 from fedsoft.seeds import generator
 from fedsoft.settings import settings
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Answer, Kind, Reply, Rows
+from fedsoft.core.replies import Answer, Kind, Reply, Rows
 from fedsoft.errors import InputError
 from fedsoft.safety.privacy import Privacy, Released
 from fedsoft.seeds import generator

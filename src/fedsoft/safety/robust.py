@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Answer, Rows
+from fedsoft.core.replies import Answer, Rows
 
 BLOCK = 2**22  # numbers that are sorted at once
 

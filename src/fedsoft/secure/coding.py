@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 
 
 @dataclass(frozen=True)

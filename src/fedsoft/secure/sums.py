@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Answer, Kind, Rows, weights_of
+from fedsoft.core.replies import Answer, Kind, Rows, weights_of
 from fedsoft.errors import InputError
 from fedsoft.secure.coding import SHARES, Coded, Coding, coding_of
 from fedsoft.secure.protection import Secure

@@ -17,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from fedsoft.core.contract import Kind, weights_of
+from fedsoft.core.replies import Kind, weights_of
 from fedsoft.errors import InputError
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.request import Request

@@ -23,8 +23,9 @@ from typing_extensions import override
 from fedsoft.core.class_weights import BALANCED
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_metrics import ClientMetric
-from fedsoft.core.contract import Answer, Ids, Reply, State, Training
+from fedsoft.core.contract import State, Training
 from fedsoft.core.federation import Federation
+from fedsoft.core.replies import Answer, Ids, Reply
 from fedsoft.engine.base import Engine
 from fedsoft.engine.client_store import Budget, ClientRows, ClientStore
 from fedsoft.engine.cost import size_of

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.contract import Kind, Training
+from fedsoft.core.contract import Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import made_up
 from fedsoft.core.local_solve import task_passes
+from fedsoft.core.replies import Kind
 from fedsoft.engine.client_host import ClientHost, Ticket
 from fedsoft.engine.resources import Resources
 from fedsoft.safety.conditions import Conditions

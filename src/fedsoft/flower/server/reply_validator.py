@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.node.refusals import meaning
 from fedsoft.flower.server.expected_replies import Forms, forms_of

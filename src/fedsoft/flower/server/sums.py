@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsoft.core.contract import Kind
+from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
