@@ -31,6 +31,16 @@ def test_the_tuned_model_is_one_gradient_step_from_the_last_center() -> None:
         assert torch.allclose(predictions(run)[k], x @ expected, atol=1e-12)
 
 
+def test_several_tasks_go_on_where_the_last_one_ended() -> None:
+    run, once = (fitted(fs.FineTune(tasks=n), regression_clients(), 3, ONE_STEP) for n in (3, 1))
+    assert torch.equal(run.state.centers, once.state.centers)
+    for k, (x, y) in enumerate(regression_clients()):
+        w = run.state.centers[0]
+        for _ in range(3):
+            w = w - LR * 2 / len(y) * x.T @ (x @ w - y)
+        assert torch.allclose(run.engine.client_states["w"][k], w, atol=1e-12)
+
+
 @pytest.mark.parametrize("K", ["all", 3])
 def test_the_center_is_exactly_that_of_fedavg(K: Any) -> None:
     tuned, plain = (fitted(a, regression_clients(), 4, SGD) for a in (fs.FineTune(K=K), fs.FedAvg(K=K)))

@@ -31,7 +31,7 @@ def made(means: dict[str, float], settled: dict[str, bool] | None = None, **more
     decision = decide([Standing(row.key, row.tuned, row.settled) for row in rows], higher_is_better=True)
     assert decision is not None
     given: dict[str, Any] = {
-        "label": "people", "metric": "accuracy", "higher_is_better": True, "loss": "log_loss", "seeds": (0,),
+        "label": "people", "metric": "accuracy", "higher_is_better": True, "beside": {"log_loss": False}, "seeds": (0,),
         "clients": 80, "newcomers": 9, "rows": tuple(rows), "decision": decision, "folds": 3, "left_out": (),
         "seconds": 12.0, "budget": None, "folder": Path("runs/recommend-people-1"),
         "runs": {row.key: Path(f"runs/recommend-people-1/runs/{row.key}") for row in rows if row.key != "constant"},

@@ -126,7 +126,7 @@ def test_a_budget_leaves_out_what_does_not_fit_and_says_so(tmp_path: Path) -> No
 
 def test_metrics_are_named(tmp_path: Path) -> None:
     found = small("two", tmp_path, metric="mae")
-    assert (found.found.metric, found.found.loss) == ("mae", "mse")
+    assert (found.found.metric, found.found.beside) == ("mae", {"mse": False})
     assert found.rows()[1]["test"] != found.rows()[1]["test_mse"]
     with pytest.raises(InputError, match="'accuracy' is not for regression"):
         small("two", tmp_path, metric="accuracy")

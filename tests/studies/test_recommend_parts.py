@@ -24,7 +24,7 @@ from fedsoft.studies.recommend.clock import Clock, seconds_of
 from fedsoft.studies.recommend.measured import Journal, Measured, Task
 from fedsoft.studies.recommend.newcomers import serve
 from fedsoft.studies.recommend.rule import Refusal, Standing, decide
-from fedsoft.studies.recommend.search import Range, Search, Settings
+from fedsoft.studies.recommend.search import Range, Search, Searches, Settings
 from fedsoft.studies.recommend.split import COUNTS, FOLDS, LEAST_LEFT, Split, newcomers_among
 from tests.helpers import federation
 from tests.test_conformance import clients
@@ -97,7 +97,7 @@ def test_a_client_with_one_point_trains_on_it() -> None:
 # --- searches ---------------------------------------------------------------------------------------------------------
 
 
-def carried_out(search: Search, score: Callable[[Settings], float]) -> list[Settings]:
+def carried_out(search: Search | Searches, score: Callable[[Settings], float]) -> list[Settings]:
     """Run a search to its end; return what it tried."""
     tried, trials = [], search.trials()
     wanted = next(trials)
@@ -166,6 +166,33 @@ def test_a_trial_that_fails_is_no_best() -> None:
     assert not math.isfinite(hopeless.score)
 
 
+def test_each_solver_is_searched_and_the_best_of_both_is_found() -> None:
+    def search() -> Searches:
+        lam = Range((0.1, 1.0), 10.0)
+        return Searches([Search({"lr": Range((0.1, 0.3), 3.0), "lam": lam}), Search({"lam": lam}, {"newton": 1})])
+
+    exact = search()
+    tried = carried_out(exact, lambda given: 1.0 * ("newton" in given) - abs(math.log(given["lam"] / 10)))
+    assert exact.best == {"newton": 1, "lam": 10.0}
+    assert tried[:2] == [{"lr": 0.1, "lam": 0.1}, {"newton": 1, "lam": 0.1}]  # both begin, then the better one goes on
+    assert "newton" in tried[2]
+    assert len(tried) == len(exact.tried)
+    assert any("lr" in one for one in tried[2:])  # the other one is searched with the same care
+    assert exact.done
+    rates = search()
+    carried_out(rates, peak(lam=1.0))
+    assert "newton" not in rates.best  # of equals the first
+
+
+def test_newton_is_tried_for_models_of_few_parameters() -> None:
+    people, own = spec.read("electricity"), spec.read("electricity", ["solver.name=newton"])
+    fixed = [dict(one.fixed) for one in BY_KEY["ditto"].searches(people, 300, 6).searches]
+    assert fixed == [{}, {"solver.name": "newton"}]
+    for base, parameters in ((people, 200), (own, 6)):
+        assert len(BY_KEY["ditto"].searches(base, 300, parameters).searches) == 1
+    assert len(BY_KEY["constant"].searches(people, 300, 6).searches) == 1
+
+
 def test_candidates_have_what_they_declare() -> None:
     base = spec.read("synthetic-10-90")
     assert set(BY_KEY["ditto"].ranges(base, 100)) == {"solver.lr", "lam"}
@@ -207,15 +234,18 @@ def test_times_are_read() -> None:
 
 def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
     task = Task(candidate="ditto", seed=0, part="0", settings={"lam": 0.1}, rounds=5)
-    found = Measured(values={"accuracy": (0.5, None)}, course=(0.1, 0.2), newcomers={5: {"accuracy": (1.0,)}})
+    found = Measured(
+        values={"accuracy": (0.5, None)}, course={"accuracy": (0.1, 0.2)}, newcomers={5: {"accuracy": (1.0,)}}
+    )
     journal = Journal(tmp_path / "trials")
-    assert journal.read(task) is None
+    assert journal.read(task, "accuracy") is None
     journal.write(task, found)
-    assert journal.read(task) == found
+    assert journal.read(task, "accuracy") == found
+    assert journal.read(task, "f1") is None  # another metric, which was not measured
     other = Task(candidate="ditto", seed=0, part="0", settings={"lam": 0.2}, rounds=5)
-    assert journal.read(other) is None
+    assert journal.read(other, "accuracy") is None
     (tmp_path / "trials" / f"{task.name}.json").write_text('{"values": 3}')
-    assert journal.read(task) is None  # damaged: it is measured again
+    assert journal.read(task, "accuracy") is None  # damaged: it is measured again
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------

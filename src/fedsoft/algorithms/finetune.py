@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
@@ -12,7 +13,7 @@ from fedsoft.core.contract import Ask, PersonalModels, State, job
 from fedsoft.core.model import Model
 from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
-from fedsoft.settings import settings
+from fedsoft.settings import Tunable, settings
 
 __all__ = ["FineTune"]
 
@@ -24,16 +25,18 @@ class FineTune(OneCenter):
     Maths:
 
         c   = sum_k n_k w_k / sum_k n_k         over the clients drawn that answered, in every round, as in FedAvg
-        w_k = local solution of f_k from c      by all clients, after the last round, with a fresh optimizer
+        w_k = local solution of f_k from c      by all clients, after the last round, in `tasks` tasks with one fresh
+                                                optimizer
 
     A client that has not tuned, because the run is not over or because it did not answer, predicts with the current
     center, as under FedAvg. Its client state holds the last center it was sent.
 
     Arguments:
         K: clients drawn in a round, or "all". All clients are asked to tune.
+        tasks: how far they go from the center: each is a task of the local solver from where the last one ended.
 
-    Cost: one task per client drawn, one model down, one up; in the last round one further task and one further model
-        down for each client.
+    Cost: one task per client drawn, one model down, one up; in the last round `tasks` further ones and one further
+        model down for each client.
 
     Use it: as the first thing to try when personal models are wanted: it costs one more round than FedAvg.
 
@@ -46,9 +49,10 @@ class FineTune(OneCenter):
     """
 
     K: Participants = "all"
+    tasks: Annotated[int, Field(ge=1), Tunable((1, 2, 4))] = 1
 
     def closing_tasks(self, model: Model) -> int:
-        return 1
+        return self.tasks
 
     def init_client(self, site: Site) -> ClientState:
         """Start from the initial center, not tuned."""
@@ -72,7 +76,9 @@ class FineTune(OneCenter):
     @job()
     def tune(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Train from the center and keep the result. Batches are drawn anew: it is a pass of its own."""
-        w, _ = site.solve(shared["centers"].repeat(len(site), 1), label="tune")
+        w, optimizer = site.solve(shared["centers"].repeat(len(site), 1), label="tune")
+        for task in range(1, self.tasks):
+            w, optimizer = site.solve(w, optimizer, label=f"tune {task}")
         return mine | {"w": w, "tuned": torch.ones_like(mine["tuned"])}, {}
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:

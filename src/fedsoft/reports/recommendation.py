@@ -63,7 +63,7 @@ class RecommendationReport(StudyResult):
         found, decision = self.found, self.found.decision
         return {
             "recommended": decision.recommended, "sentences": self.sentences, "export": export_command(found),
-            "metric": found.metric, "higher_is_better": found.higher_is_better, "loss": found.loss,
+            "metric": found.metric, "higher_is_better": found.higher_is_better, "beside": dict(found.beside),
             "seeds": list(found.seeds), "clients": found.clients, "newcomers": found.newcomers, "folds": found.folds,
             "decision": {
                 "best": decision.best, "top": decision.top, "refused": dict(decision.refused),
@@ -78,9 +78,10 @@ class RecommendationReport(StudyResult):
     def files(self) -> dict[str, bytes]:
         page = page_of(self.found, answer(self.found), [*reservations(self.found), *self._next()], self.made_by)
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        by = "" if self.found.is_own else f"-{self.found.metric}"
         return {
-            "recommendation.json": f"{text}\n".encode(), "recommendation.html": html(page).encode(),
-            "candidates.csv": self.to_csv().encode(),
+            f"recommendation{by}.json": f"{text}\n".encode(), f"recommendation{by}.html": html(page).encode(),
+            f"candidates{by}.csv": self.to_csv().encode(),
         }  # fmt: skip
 
     def png(self) -> bytes:
@@ -223,8 +224,7 @@ def row_of(found: Recommendation, row: Row) -> dict[str, Any]:
     """Return a candidate in plain values."""
     gain = None if row.key == found.decision.recommended else found.gain(found.recommended, row)
     measured = {"test": _number(found.score(row)), "worst_decile": found.worst_decile(row)}
-    if found.loss is not None:
-        measured[f"test_{found.loss}"] = _number(found.score(row, found.loss))
+    measured |= {f"test_{name}": _number(found.score(row, name)) for name in found.beside}
     newcomers = {f"newcomers_{n}": _number(found.newcomer_score(row, n)) for n in found.counts}
     return {
         "candidate": row.key, "label": row.candidate.label, "algorithm": row.candidate.algorithm,

@@ -53,28 +53,31 @@ def tables_of(found: Recommendation) -> list[Table]:
 
 
 def _scores(found: Recommendation) -> Table:
-    name, loss = unit(found.metric), found.loss
-    heads = ["tuning", "test", "worst decile", *([metric_name(loss).replace("_", "-")] if loss else []), "behind by"]
-    best = _best([found.score(row) for row in found.rows], found.higher_is_better)
-    least = _best([found.score(row, loss) for row in found.rows], False) if loss else None
+    heads = [metric_name(name).replace("_", "-") for name in found.beside]
+    heads = ["tuning", "test", "worst decile", *heads, "behind by"]
+    first = {
+        name: _best([found.score(row, name) for row in found.rows], found.higher(name))
+        for name in (found.metric, *found.beside)
+    }
     rows = []
     for i, row in enumerate(found.rows):
         cells = [
-            _cell(mean_of(row.tuned.ravel()), found.metric), _cell(found.score(row), found.metric, best=i == best),
+            _cell(mean_of(row.tuned.ravel()), found.metric),
+            _cell(found.score(row), found.metric, best=i == first[found.metric]),
             _cell(found.worst_decile(row), found.metric),
+            *(_cell(found.score(row, name), name, best=i == first[name]) for name in found.beside),
         ]  # fmt: skip
-        if loss:
-            cells.append(_cell(found.score(row, loss), loss, best=i == least))
         rows.append((Cell(_marked(found, row)), *cells, _behind(found, row)))
     marks = "*: best" if all(row.settled for row in found.rows) else "*: best, ~: not converged"
     seeds = f", {several(len(found.seeds), 'seed')}" if len(found.seeds) > 1 else ""
     return Table(
-        "scores", f"{found.label}: {name} of {found.clients} clients' models{seeds} ({marks})",
+        "scores", f"{found.label}: {unit(found.metric)} of {found.clients} clients' models{seeds} ({marks})",
         (Column("", numeric=False), *map(Column, heads)), tuple(rows),
         notes=(f"Tuning: points that settings were chosen on ({several(found.folds, 'fold')} of {FOLDS}). Test: points "
                "that nothing was chosen on. Behind by: how far a candidate is behind what is recommended on test "
                "points, client by client, with its 95 % interval."
-               + (f" All were tuned by {metric_name(found.metric)}: --metric {loss} tunes by that." if loss else ""),),
+               + ("".join(f" All were tuned by {metric_name(found.metric)}: --metric {name} tunes by that."
+                         for name in [*found.beside][:1])),),
     )  # fmt: skip
 
 
@@ -133,7 +136,9 @@ def _costs(found: Recommendation) -> Table:
 def _settings(settings: Mapping[str, Any]) -> str:
     if "own" in settings:
         return "each client's own" if settings["own"] else "one for all"
-    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in settings.items())
+    return ", ".join(
+        value if isinstance(value, str) else f"{key.rpartition('.')[2]} {value:g}" for key, value in settings.items()
+    )
 
 
 def _cell(value: float | None, metric: str, *, best: bool = False) -> Cell:

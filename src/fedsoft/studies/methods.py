@@ -117,7 +117,7 @@ def _read_file(text: str) -> Methods:
 def variant(base: RunSpec, name: str, settings: dict[str, Any]) -> RunSpec:
     """Return the run of another algorithm on the same federation; see `Method`.
 
-    S and K are those of the base's algorithm by default.
+    S and K are those of the base's algorithm by default; a solver of another name has none of the base's settings.
     """
     of_preset = base.algorithm.settings
     own = of_preset if name == base.algorithm.name else {}
@@ -125,7 +125,7 @@ def variant(base: RunSpec, name: str, settings: dict[str, Any]) -> RunSpec:
     solver = {key.removeprefix("solver."): value for key, value in settings.items() if key.startswith("solver.")}
     allow = [*base.allow, name]  # naming a method is consent to import it
     raw = base.to_dict() | {"algorithm": {"name": name, **own, **carried(of_preset, name, allow), **given}}
-    raw["solver"] = raw["solver"] | solver
+    raw["solver"] = solver if solver.get("name", base.solver.name) != base.solver.name else raw["solver"] | solver
     raw |= {"source": settings["source"]} if "source" in settings else {}
     return RunSpec.from_dict(
         raw, f"{base.label}-{name}", allow=allow, saved=True

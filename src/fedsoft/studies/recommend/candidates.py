@@ -9,11 +9,13 @@ from typing import Any, Literal
 from fedsoft import plugins
 from fedsoft.errors import InputError, unknown
 from fedsoft.runs.spec import RunSpec
-from fedsoft.studies.recommend.search import Range
+from fedsoft.studies.recommend.search import Range, Search, Searches
 
 Family = Literal["constant", "one model", "clusters", "alone", "fine-tuned", "personal", "learned prior"]
 RATES = (0.3, 1.0, 3.0)  # times the rate of the preset
 MOST_CENTERS = 16
+RATE = "solver.lr"
+FEW_PARAMETERS = 32  # up to which `newton` is tried: each of its steps costs an evaluation for each of them
 CLIENTS_PER_CENTER = 5
 
 
@@ -45,6 +47,14 @@ class Candidate:
     def is_clustered(self) -> bool:
         return self.one_center is not None
 
+    def searches(self, base: RunSpec, clients: int, parameters: int) -> Searches:
+        """Return what is searched: settings with the run's solver and, for models of few parameters, with `newton`."""
+        ranges = self.ranges(base, clients)
+        found = [Search(ranges)]
+        if RATE in ranges and parameters <= FEW_PARAMETERS:
+            found.append(Search({key: one for key, one in ranges.items() if key != RATE}, {"solver.name": "newton"}))
+        return Searches(found)
+
     def ranges(self, base: RunSpec, clients: int) -> dict[str, Range]:
         """Return what is tuned: the learning rate, what the algorithm declares, and the number of centers."""
         if self.algorithm is None:
@@ -52,9 +62,10 @@ class Candidate:
         found: dict[str, Range] = {}
         if "lr" in base.solver.settings:
             rate = float(base.solver.settings["lr"])
-            found["solver.lr"] = Range(tuple(rounded(rate * factor) for factor in RATES), 3.0)
+            found[RATE] = Range(tuple(rounded(rate * factor) for factor in RATES), 3.0)
         for key, values in plugins.tunable("algorithms", self.algorithm).items():
-            found[key] = Range(values, values[-1] / values[-2])
+            whole = all(isinstance(value, int) for value in values)
+            found[key] = Range(values, values[-1] / values[-2], whole=whole)
         if self.is_clustered:
             most = max(2, min(MOST_CENTERS, clients // CLIENTS_PER_CENTER))
             counts = tuple(count for count in (2, 4) if count <= most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedsoft.studies.recommend.candidates import Candidate
 from fedsoft.studies.recommend.measured import TEST, Measured, Task
-from fedsoft.studies.recommend.search import Search, Settings
+from fedsoft.studies.recommend.search import Searches, Settings
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Item:
     """One candidate with one seed.
 
     Arguments:
-        search: over its settings.
+        search: over its settings, with each local solver.
         asked: yields settings to try, None where its search is over or there is no time for more.
         first: what was measured with the best settings, on the first fold.
         folds: the same on all folds.
@@ -24,7 +24,7 @@ class Item:
 
     candidate: Candidate
     seed: int
-    search: Search
+    search: Searches
     rounds: int
     asked: Generator[Settings, float] | None = None
     upcoming: Settings | None = None

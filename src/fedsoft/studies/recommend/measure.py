@@ -50,13 +50,15 @@ class Judge:
 
     Arguments:
         metric: what is tuned and decided by.
-        loss: log-loss or squared error beside it, where it is another one.
+        beside: the model's own metric and its loss, as far as they are others: so trials serve whatever is decided by.
         takes_constants: whether a constant prediction can be measured.
+        is_own: whether the metric is the model's own.
     """
 
     metric: ClientMetric
-    loss: ClientMetric | None
+    beside: tuple[ClientMetric, ...]
     takes_constants: bool
+    is_own: bool
 
     @staticmethod
     def of(model: Model, federation: Federation, metric: str | None, options: RunOptions) -> Judge:
@@ -64,20 +66,22 @@ class Judge:
         own, shape, given = model.metric, federation.shape, options.given
         usual = own in (MSE, ACCURACY, LABEL_ACCURACY)
         further = given.metrics if given is not None and isinstance(given.metrics, Mapping) else {}
+        first = read_metrics([own.name], shape)[0] if usual else by_point(own)
         if metric is None or metric == own.name:
-            chosen = read_metrics([own.name], shape)[0] if usual else by_point(own)
+            chosen = first
         elif metric in further:
             chosen = read_metrics({metric: further[metric]}, shape)[0]
         elif usual:
             chosen = read_metrics([metric], shape)[0]
         else:
             raise InputError(f"--metric {metric} is not allowed: this model has a loss of its own, use '{own.name}'")
-        loss = NAMED["mse" if shape.task == "regression" else "log_loss"] if usual else by_point(own)
-        return Judge(chosen, None if loss.name == chosen.name else loss, usual)
+        loss = NAMED["mse" if shape.task == "regression" else "log_loss"] if usual else first
+        beside = {one.name: one for one in (first, loss) if one.name != chosen.name}
+        return Judge(chosen, tuple(beside.values()), usual, chosen.name == first.name)
 
     @property
     def metrics(self) -> tuple[ClientMetric, ...]:
-        return (self.metric,) if self.loss is None else (self.metric, self.loss)
+        return (self.metric, *self.beside)
 
     def __call__(self, engine: Engine, state: State, data: ClientData) -> dict[str, np.ndarray]:
         """Return for each metric a number for each client, NaN where it has no points."""
@@ -94,13 +98,14 @@ class _Course(Callback):
 
     judge: Judge
     every: int
-    values: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=dict)
 
     def on_round(self, run: Any, record: RoundRecord) -> None:
         closes = record.last and run.engine.algorithm.closing_tasks
         if (record.round % self.every == 0 or record.last) and not closes:
             found = self.judge(run.engine, run.state, run.federation.held_out)
-            self.values.append(mean_of(found[self.judge.metric.name]))
+            for name, each in found.items():
+                self.values.setdefault(name, []).append(mean_of(each))
 
 
 @dataclass(frozen=True)
@@ -111,16 +116,18 @@ class Trainer:
         base: the run: data, model, solver, rounds, and how many clients take part in a round.
         options: what may be used of the machine, and what was made in Python.
         judge: what is measured.
+        parameters: of a model.
     """
 
     base: RunSpec
     options: RunOptions
     judge: Judge
+    parameters: int
 
     @staticmethod
     def of(base: RunSpec, federation: Federation, options: RunOptions, metric: str | None) -> Trainer:
-        found = plan_of(base, options)
-        return Trainer(base, options, Judge.of(as_model(found.recipe.model, federation), federation, metric, options))
+        model = as_model(plan_of(base, options).recipe.model, federation)
+        return Trainer(base, options, Judge.of(model, federation, metric, options), model.size)
 
     def measure(
         self, candidate: Candidate, settings: Mapping[str, Any], federation: Federation, rounds: int
@@ -164,7 +171,8 @@ class Trainer:
             return Measured(problem=str(error), seconds=time.perf_counter() - began), None
         totals, clients = Totals.of(run.history), len(federation)
         found = Measured(
-            values=_plain(values), course=tuple(course.values), gradients=totals.gradients / clients,
+            values=_plain(values), course={name: tuple(each) for name, each in course.values.items()},
+            gradients=totals.gradients / clients,
             bytes_down=totals.bytes_down / clients, bytes_up=totals.bytes_up / clients,
             seconds=time.perf_counter() - began,
         )  # fmt: skip

@@ -54,7 +54,7 @@ class Measured:
 
     Arguments:
         values: for each metric a number for each client, on the points that were held out.
-        course: mean over clients of the first metric, now and then on the way.
+        course: for each metric its mean over clients, now and then on the way.
         gradients, bytes_down, bytes_up: per client.
         seconds: it took.
         problem: why there are no values.
@@ -62,7 +62,7 @@ class Measured:
     """
 
     values: dict[str, Values] = field(default_factory=dict)
-    course: tuple[float, ...] = ()
+    course: dict[str, tuple[float, ...]] = field(default_factory=dict)
     gradients: float = 0.0
     bytes_down: float = 0.0
     bytes_up: float = 0.0
@@ -93,12 +93,13 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, task: Task) -> Measured | None:
-        """Return what was measured before; None where nothing was, or where its file is damaged."""
+    def read(self, task: Task, metric: str) -> Measured | None:
+        """Return what was measured before; None where this metric was not, or where the file is damaged."""
         try:
-            return _adapter().validate_python(read_json(self.folder / f"{task.name}.json"))
+            found = _adapter().validate_python(read_json(self.folder / f"{task.name}.json"))
         except (OSError, ValueError, TypeError):
             return None
+        return found if found.problem or metric in found.values else None
 
     def write(self, task: Task, found: Measured) -> None:
         text = _adapter().dump_json(found).decode()

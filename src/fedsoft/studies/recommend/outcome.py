@@ -72,7 +72,8 @@ class Recommendation:
 
     Arguments:
         label: of what was run.
-        metric, higher_is_better: what was tuned and decided by; loss: log-loss or squared error beside it.
+        metric, higher_is_better: what was tuned and decided by.
+        beside: other metrics that were measured, and whether higher is better.
         seeds: one split each.
         clients, newcomers: how many there are with the first seed.
         rows: the candidates, the simplest first.
@@ -83,12 +84,13 @@ class Recommendation:
         folder: that holds runs and trials.
         runs: the run of each candidate with the first seed, trained on all training points.
         allow: code outside of fedsoft that these runs name.
+        is_own: whether the metric is the model's own.
     """
 
     label: str
     metric: str
     higher_is_better: bool
-    loss: str | None
+    beside: Mapping[str, bool]
     seeds: tuple[int, ...]
     clients: int
     newcomers: int
@@ -101,6 +103,7 @@ class Recommendation:
     folder: Path
     runs: Mapping[str, Path]
     allow: tuple[str, ...] = ()
+    is_own: bool = True
 
     def row(self, key: str) -> Row:
         return next(row for row in self.rows if row.key == key)
@@ -110,7 +113,7 @@ class Recommendation:
         return self.row(self.decision.recommended)
 
     def higher(self, metric: str) -> bool:
-        return self.higher_is_better if metric == self.metric else False
+        return self.higher_is_better if metric == self.metric else self.beside[metric]
 
     def score(self, row: Row, metric: str | None = None) -> float:
         """Return the mean over clients on test points."""

@@ -7,7 +7,7 @@ decides whose turn it is, and stops where time is up: what was best so far is kn
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,20 +48,28 @@ class Search:
 
     Arguments:
         ranges: of the settings, in the order in which they are tried.
+        fixed: settings that all trials have.
         tried: scores by settings; minus infinity for a trial that failed.
     """
 
     ranges: Mapping[str, Range]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     best: Settings = field(default_factory=dict)
     score: float = -math.inf
     tried: dict[Key, float] = field(default_factory=dict)
     edges: tuple[str, ...] = ()  # settings whose best value is the smallest or largest of those tried
     done: bool = False
 
+    def __post_init__(self) -> None:
+        self.best = {**self.fixed, **{key: _middle(one) for key, one in self.ranges.items()}}
+
+    def begin(self) -> Generator[Settings, float]:
+        """Yield the settings in the middle of all ranges; is sent their score."""
+        yield from self._try(self.best)
+
     def trials(self) -> Generator[Settings, float]:
         """Yield settings that were not tried yet; is sent their scores."""
-        self.best = {key: _middle(one) for key, one in self.ranges.items()}
-        yield from self._try(self.best)
+        yield from self.begin()
         for key in self.ranges:
             yield from self._along(key, self.ranges[key].values)
         for key in self.ranges if len(self.ranges) > 1 else ():  # the others have moved since: look at the neighbours
@@ -111,6 +119,47 @@ class Search:
         best, one = self.best[key], self.ranges[key]
         found = [one.beyond(best, up) for up in (False, True)]
         return tuple(value for value in found if value is not None)
+
+
+@dataclass
+class Searches:
+    """Several searches for one candidate, such as one for each local solver; the best of all is what they find.
+
+    Each is given its first trial before any goes on, the one that did best first.
+    """
+
+    searches: Sequence[Search]
+
+    def trials(self) -> Generator[Settings, float]:
+        """Yield settings that were not tried yet; is sent their scores."""
+        for one in self.searches:
+            yield from one.begin()
+        for one in sorted(self.searches, key=lambda one: -one.score):
+            yield from one.trials()
+
+    @property
+    def _leading(self) -> Search:
+        return max(self.searches, key=lambda one: one.score)
+
+    @property
+    def best(self) -> Settings:
+        return self._leading.best
+
+    @property
+    def score(self) -> float:
+        return self._leading.score
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        return self._leading.edges
+
+    @property
+    def tried(self) -> dict[Key, float]:
+        return {key: score for one in self.searches for key, score in one.tried.items()}
+
+    @property
+    def done(self) -> bool:
+        return all(one.done for one in self.searches)
 
 
 def _middle(one: Range) -> float:

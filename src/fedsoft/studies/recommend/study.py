@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsoft.core.federation import Federation
@@ -22,7 +22,7 @@ from fedsoft.studies.recommend.measure import Judge, Trainer
 from fedsoft.studies.recommend.measured import TEST, Journal, Measured, Task
 from fedsoft.studies.recommend.outcome import Recommendation
 from fedsoft.studies.recommend.rule import Decision, Standing, decide
-from fedsoft.studies.recommend.search import Search, Settings
+from fedsoft.studies.recommend.search import Settings
 from fedsoft.studies.recommend.split import FOLDS, Split
 from fedsoft.training.settled import at_rest
 
@@ -62,16 +62,19 @@ def recommend(
     splits = {seed: Split.of(federation_of(base.with_seed(seed), options.given), seed) for seed in seeds}
     first = splits[seeds[0]]
     trainer = Trainer.of(base, first.final, options, metric)
-    folder = out / study_name(base, seeds, trainer.judge.metric.name, first.final)
+    folder = out / study_name(base, seeds, first.final)
     if not trainer.judge.takes_constants:
         candidates = [one for one in candidates if one.algorithm is not None]
     study = _Study(trainer, splits, folder, Clock(budget), on_progress)
     return study.run(candidates)
 
 
-def study_name(base: RunSpec, seeds: Sequence[int], metric: str, federation: Federation) -> str:
-    """Return the name of a study's folder, made from the content: the same call finds it again."""
-    content = [base.hash, list(seeds), metric, federation.fingerprint]
+def study_name(base: RunSpec, seeds: Sequence[int], federation: Federation) -> str:
+    """Return the name of a study's folder, made from the content: the same call finds it again.
+
+    Trials are measured by several metrics, so that a study by another metric goes on with them.
+    """
+    content = [base.hash, list(seeds), federation.fingerprint]
     return f"recommend-{base.label}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}"
 
 
@@ -94,7 +97,7 @@ class _Study:
         """Go through all stages."""
         base = self.trainer.base
         self.items = [
-            Item(one, seed, Search(one.ranges(base, len(split.final))), base.rounds)
+            Item(one, seed, one.searches(base, len(split.final), self.trainer.parameters), base.rounds)
             for seed, split in self.splits.items()
             for one in candidates
         ]
@@ -151,7 +154,7 @@ class _Study:
         assert item.first is not None
         item.settled = item.candidate.algorithm is None
         while not item.settled:
-            rest, rounds = bool(at_rest(item.first.course, self.higher)), 2 * item.rounds
+            rest, rounds = bool(at_rest(item.first.course.get(self.metric, ()), self.higher)), 2 * item.rounds
             if rounds > MORE_ROUNDS * self.trainer.base.rounds or not self.clock.allows(item.who, 2.0):
                 item.settled = rest
                 return
@@ -189,7 +192,7 @@ class _Study:
     def _measure(self, item: Item, part: str, settings: Settings, rounds: int, *, count: bool = True) -> Measured:
         """Return what was measured before, or measure it now."""
         task = item.task(part, settings, rounds)
-        split, found = self.splits[item.seed], self.journal.read(task)
+        split, found = self.splits[item.seed], self.journal.read(task, self.metric)
         if found is None:
             if part == TEST:
                 found = self.trainer_of(item.seed).final(item.candidate, settings, split, rounds, self._run(task))
@@ -204,8 +207,7 @@ class _Study:
         return found
 
     def trainer_of(self, seed: int) -> Trainer:
-        base = self.trainer.base.with_seed(seed)
-        return Trainer(base, self.trainer.options, self.trainer.judge)
+        return replace(self.trainer, base=self.trainer.base.with_seed(seed))
 
     def _part(self, seed: int, fold: int) -> Federation:
         if (seed, fold) not in self.parts:
@@ -226,7 +228,8 @@ class _Study:
         lost = [item.candidate.key for item in self.items if item.first is None]
         return Recommendation(
             label=self.trainer.base.label, metric=self.metric, higher_is_better=self.higher,
-            loss=None if judge.loss is None else judge.loss.name, seeds=tuple(splits), clients=len(first.final),
+            beside={one.name: one.higher_is_better for one in judge.beside}, is_own=judge.is_own,
+            seeds=tuple(splits), clients=len(first.final),
             newcomers=len(first.newcomers), rows=tuple(rows), decision=decision, folds=folds,
             left_out=tuple(dict.fromkeys(lost)), seconds=self.clock.total, budget=self.clock.budget,
             folder=self.folder, runs=self._runs(), allow=tuple(sorted(self.trainer.base.allow)),
