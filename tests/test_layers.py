@@ -22,7 +22,7 @@ MOST_PARAMETERS = 8
 ORDER = [
     *FLAT, "machine", "storage", "core", "networks", "partitions", "data", "models", "datasets", "solvers", "clusters",
     "secure", "safety", "aggregators", "attacks", "algorithms", "engine", "evaluation", "onboarding", "training",
-    "callbacks", "runs", "exports", "flower", "studies", "theory", "reports", "paper", "cli",
+    "callbacks", "runs", "exports", "flower", "studies", "theory", "reports", "paper", "leaderboard", "cli",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from fedsoft.cli import tune  # isort: skip
 from fedsoft.cli import choose as choose  # isort: skip
 from fedsoft.cli import new_clients as new_clients  # isort: skip
 from fedsoft.cli import paper as paper  # isort: skip
+from fedsoft.cli import leaderboard as leaderboard  # isort: skip
 from fedsoft.cli import report  # isort: skip
 from fedsoft.cli import listing  # isort: skip
 from fedsoft.cli import data as data  # isort: skip

@@ -93,7 +93,7 @@ def tune(base: RunSpec, algorithms: Algorithms, seeds: Sequence[int], grid: Grid
     keys = dict.fromkeys(key for found_ranges in ranges.values() for key in found_ranges)
     for key in keys:
         points = [
-            (method, _moved(found.best[method.label], key, value))
+            (method, moved(found.best[method.label], key, value))
             for method in methods.listed if method.label in found.best
             for value in ranges[method.label].get(key, ())
         ]  # fmt: skip
@@ -101,8 +101,8 @@ def tune(base: RunSpec, algorithms: Algorithms, seeds: Sequence[int], grid: Grid
             return None
     for key in (*(["lr"] if grid.widen else []), *(key for key in keys if key not in grid.further)):
         for _ in range(WIDER):
-            beyond = {m.label: _beyond(found, m.label, key) for m in methods.listed if m.label in found.best}
-            points = [(m, point) for m in methods.listed if (point := beyond.get(m.label)) is not None]
+            wider = {m.label: beyond(found, m.label, key) for m in methods.listed if m.label in found.best}
+            points = [(m, point) for m in methods.listed if (point := wider.get(m.label)) is not None]
             if not points:
                 break
             if (found := search.add(points)) is None:
@@ -132,14 +132,14 @@ class _Search:
         return judge(self.base, self.wanted, lambda spec: self.done[spec.id])
 
 
-def _moved(best: Trial, key: str, value: float) -> Point:
+def moved(best: Trial, key: str, value: float) -> Point:
     """Return the best trial with another value of a setting."""
     if key == "lr":
         return Point(best.label, value, best.epochs, tuple(best.further.items()))
     return Point(best.label, best.lr, best.epochs, tuple((dict(best.further) | {key: value}).items()))
 
 
-def _beyond(found: Tuning, label: str, key: str) -> Point | None:
+def beyond(found: Tuning, label: str, key: str) -> Point | None:
     """Return a trial beyond the edge at which the best is, at the ratio of the two values there; None elsewhere."""
     side = found.edge(label, key)
     if not side:
@@ -148,7 +148,7 @@ def _beyond(found: Tuning, label: str, key: str) -> Point | None:
     edge, inner = (tried[0], tried[1]) if side < 0 else (tried[-1], tried[-2])
     if not edge > 0 or not inner > 0:
         return None
-    return _moved(found.best[label], key, rounded(edge * edge / inner))
+    return moved(found.best[label], key, rounded(edge * edge / inner))
 
 
 def held_out_score(folder: RunFolder) -> tuple[float, str, bool] | None:
