@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.federation import DataShape, Federation
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Model
@@ -18,7 +19,6 @@ from fedsoft.engine.local import LocalEngine
 from fedsoft.models.linear import linear
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.dropouts import Dropouts
-from fedsoft.seeds import generator
 from fedsoft.solvers.exact import Exact
 from fedsoft.training import FitOptions, Limit, Recipe, Run, fit, play, prepare
 from fedsoft.training.records import RoundRecord
@@ -68,7 +68,8 @@ def shape_of(clients: Pairs) -> DataShape:
 
 def problem(model: Model, data: ClientData, prox: Prox | None = None, point_weights: Tensor | None = None) -> Problem:
     """A local problem whose batches are drawn under the names 0, 1, 2, ..."""
-    return Problem(model, data, prox, point_weights, lambda: [generator(0, "batches", k) for k in range(len(data))])
+    names = [str(k) for k in range(len(data))]
+    return Problem(model, data, prox, point_weights, lambda: Draws(0, "batches", names=names))
 
 
 def random_stack(model: Model, m: int, seed: int = 0) -> Tensor:

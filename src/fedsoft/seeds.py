@@ -1,7 +1,11 @@
-"""The only source of randomness: a generator for every (seed, label, round, client).
+"""The only source of randomness: a generator for every (seed, label, round), and a stream of it for every client.
 
 Draws are named, not taken from a stream. So they do not depend on the order in which clients are visited, on how many
 are stacked together, on threads or processes, or on where a run was stopped: there is no generator state to save.
+
+The numbers are those of Philox (Salmon et al., 2011), which are a function of a key and a counter. The key is a hash of
+seed and labels. What concerns one client has the hash of its name as one half of the counter: see
+`core.client_draws`, which draws for many clients at once.
 """
 
 from __future__ import annotations
@@ -18,11 +22,25 @@ def generator(seed: int, *labels: str | int) -> np.random.Generator:
     >>> generator(0, "select", 3).integers(100) == generator(0, "select", 3).integers(100)
     np.True_
     """
+    return _keyed(key_of(seed, *labels))
+
+
+def generator_at(key: tuple[np.uint64, np.uint64], counter: tuple[int, int, int, int]) -> np.random.Generator:
+    """Return the generator of a key of two words that begins after a counter of four, the lowest first."""
+    words = np.array(key, dtype=np.uint64).tobytes()
+    return _keyed(words, np.array(counter, dtype=np.uint64))
+
+
+def key_of(*labels: str | int) -> bytes:
+    """Return a hash of 128 bits of labels."""
     # The length of each label is hashed too: ("a", "bc") and ("ab", "c") are different names.
-    text = "".join(f"{len(str(part))}:{part}" for part in (seed, *labels))
-    key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    text = "".join(f"{len(str(part))}:{part}" for part in labels)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _keyed(key: bytes, counter: np.ndarray | None = None) -> np.random.Generator:
     own: Any = _Key(key)  # numpy takes it, its type stubs do not
-    return np.random.Generator(np.random.Philox(own))
+    return np.random.Generator(np.random.Philox(own, counter=counter))
 
 
 class _Key(np.random.bit_generator.ISeedSequence):

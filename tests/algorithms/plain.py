@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.clusters.selection import select
-from fedsoft.seeds import generator
+from fedsoft.core.client_draws import Draws
 from fedsoft.training import Run
 from tests.helpers import Pairs, engine_for, federation, fitted, regression_clients
 
@@ -35,7 +35,7 @@ def of_one_source(theta: Tensor, sources: Sequence[int], sizes: Sequence[int], n
 
 def chosen(seed: int, t: int, chances: Sequence[float], K: int, label: str = "select") -> list[int]:
     """K clients drawn in round t, each with its chance."""
-    draws = [generator(seed, label, t, str(k)) for k in range(len(chances))]
+    draws = Draws(seed, label, t, names=[str(k) for k in range(len(chances))])
     counts = select(torch.tensor([chances], dtype=torch.float64), K, draws, replacement=False)[0]
     return counts.nonzero().flatten().tolist()
 
@@ -47,7 +47,7 @@ def drawn(t: int, K: int, clients: int, seed: int = 0) -> list[int]:
 
 def batches(k: int, t: int, n: int, solver: fs.SGD, seed: int = 0) -> Iterator[Tensor]:
     """The places of the n points of client k in each of its batches of round t."""
-    for order in generator(seed, "batches", t, str(k)).permuted(np.tile(np.arange(n), (solver.epochs, 1)), axis=1):
+    for order in Draws(seed, "batches", t, names=[str(k)]).permutations([n], solver.epochs):
         yield from torch.from_numpy(order).split(solver.batch)
 
 

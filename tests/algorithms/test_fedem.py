@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.model import Builder
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
@@ -101,9 +102,9 @@ def test_the_scale_of_several_outputs_is_that_of_one() -> None:
 SGD = fs.SGD(lr=0.02, epochs=2, batch=5)
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, draws: Draws) -> np.ndarray:
     """The loss of a batch is the mean over the batch of q_i times the loss of point i."""
-    for order in rng.permuted(np.tile(np.arange(len(y)), (SGD.epochs, 1)), axis=1):
+    for order in draws.permutations([len(y)], SGD.epochs):
         for begin in range(0, len(y), SGD.batch):
             gradient = np.zeros_like(w)
             batch = order[begin : begin + SGD.batch]
@@ -128,7 +129,7 @@ def plain_loop(
             q = responsibilities(x, y, np.full(S, 1 / S) if reset else pi[k], c, variance)
             pi[k] = q.mean(0)
             for s in range(S):
-                w = local_sgd(c[s], x, y, q[:, s], generator(seed, "batches", t, str(k)))
+                w = local_sgd(c[s], x, y, q[:, s], Draws(seed, "batches", t, names=[str(k)]))
                 new[s] += len(y) / sum(len(other) for _, other in pairs) * (w - c[s])
                 squares += float(q[:, s] @ (y - x @ w) ** 2)
             points += len(y)

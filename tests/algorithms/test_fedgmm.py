@@ -9,6 +9,7 @@ import torch
 
 import fedsoft as fs
 from fedsoft.clusters.gaussians import RIDGE, Gaussians, InputShares, projection
+from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from tests.algorithms.plain import drawn
@@ -23,8 +24,8 @@ def density(x: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
     return float(np.exp(-away @ np.linalg.inv(covariance) @ away / 2) / size)
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    for order in rng.permuted(np.tile(np.arange(len(y)), (SGD.epochs, 1)), axis=1):
+def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, draws: Draws) -> np.ndarray:
+    for order in draws.permutations([len(y)], SGD.epochs):
         for begin in range(0, len(y), SGD.batch):
             i = order[begin : begin + SGD.batch]
             w = w - SGD.lr * 2 * (x[i].T * q[i]) @ (x[i] @ w - y[i]) / len(i)
@@ -62,7 +63,7 @@ def plain_loop(pairs: Pairs, c: np.ndarray, G: int, K: int, rounds: int, seed: i
                 q[i] /= q[i].sum()
             pi[k] = q.mean(0)
             for s in range(S):
-                w = local_sgd(c[s], x, y, q[:, :, s].sum(1), generator(seed, "batches", t, str(k)))
+                w = local_sgd(c[s], x, y, q[:, :, s].sum(1), Draws(seed, "batches", t, names=[str(k)]))
                 sums[s] += len(y) * pi[k, :, s].sum() * w
                 weights[s] += len(y) * pi[k, :, s].sum()
             xs.append(x)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsoft as fs
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.heads import head_of
 from fedsoft.core.local_solve import Work
 from fedsoft.core.site import Site
@@ -28,9 +29,8 @@ def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def passes(w: Tensor, pair: tuple[Tensor, Tensor], part: slice, label: str, epochs: int, k: int, t: int) -> Tensor:
     """Plain SGD on one part of the parameters, the rest as it is."""
     x, y = pair
-    rng = generator(3, label, t, str(k))
-    orders = torch.stack([torch.arange(len(y))] * epochs).numpy()
-    for order in rng.permuted(orders, axis=1):
+    draws = Draws(3, label, t, names=[str(k)])
+    for order in draws.permutations([len(y)], epochs):
         for batch in torch.from_numpy(order).split(SGD.batch):
             w = w.detach().requires_grad_()
             gradient = torch.autograd.grad(loss(w, x[batch], y[batch]), w)[0]

@@ -12,6 +12,7 @@ import torch
 import fedsoft as fs
 from fedsoft.algorithms.fedroute import SHARE, Phase
 from fedsoft.clusters.posterior import TIED, draw_ties
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.contract import State
 from fedsoft.engine.local import LocalEngine
 from fedsoft.errors import InputError
@@ -38,8 +39,8 @@ def cross_entropy(w: np.ndarray, x: np.ndarray, y: int) -> float:
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[y])
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    for order in rng.permuted(np.tile(np.arange(len(y)), (SGD.epochs, 1)), axis=1):
+def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, draws: Draws) -> np.ndarray:
+    for order in draws.permutations([len(y)], SGD.epochs):
         for begin in range(0, len(y), SGD.batch):
             batch, gradient = order[begin : begin + SGD.batch], np.zeros((4, x.shape[1]))
             for i in batch:
@@ -67,14 +68,14 @@ def plain_rounds(
             u[k] = q.mean(0)
             expected += float((q * each).sum())
             points += len(y)
-            chosen, chance = q.argmax(1), generator(0, "ties", t, str(k)).random((len(y), S))
+            chosen, chance = q.argmax(1), Draws(0, "ties", t, names=[str(k)]).random(len(y), S)[0]
             for i in range(len(y)) if t < ties else ():
                 alike = [s for s in range(S) if q[i, s] >= TIED * q[i].max()]
                 chosen[i] = max(alike, key=lambda s: chance[i, s])
             for s in range(S):
                 mine = chosen == s
                 if mine.any():
-                    total[s] += mine.sum() * local_sgd(c[s], x[mine], y[mine], generator(0, "batches", t, str(k)))
+                    total[s] += mine.sum() * local_sgd(c[s], x[mine], y[mine], Draws(0, "batches", t, names=[str(k)]))
                 given[s] += mine.sum()
         c = np.array([total[s] / given[s] if given[s] else c[s] for s in range(S)])
         losses.append(expected / points)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.training import Run
@@ -28,11 +29,11 @@ SGD = fs.SGD(lr=0.02, epochs=2, batch=5)
 
 def picks(t: int, clients: int, S: int, seed: int = 0) -> list[int]:
     """The center that each client draws in round t."""
-    return [int(generator(seed, "center", t, str(k)).integers(S)) for k in range(clients)]
+    return (Draws(seed, "center", t, names=[str(k) for k in range(clients)]).random() * S).astype(int).tolist()
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    for order in rng.permuted(np.tile(np.arange(len(y)), (SGD.epochs, 1)), axis=1):
+def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, draws: Draws) -> np.ndarray:
+    for order in draws.permutations([len(y)], SGD.epochs):
         for begin in range(0, len(y), SGD.batch):
             i = order[begin : begin + SGD.batch]
             w = w - SGD.lr * 2 * x[i].T @ (x[i] @ w - y[i]) / len(i)
@@ -55,12 +56,12 @@ def plain_loop(pairs: Pairs, c: np.ndarray, K: int, rounds: int, seed: int) -> t
             s = picks(t, N, S, seed)[k]
             mine = nearest(x, y, c) == s
             if mine.any():
-                sent[s].append(local_sgd(c[s], x[mine], y[mine], generator(seed, "batches", t, str(k))))
+                sent[s].append(local_sgd(c[s], x[mine], y[mine], Draws(seed, "batches", t, names=[str(k)])))
         c = np.array([np.mean(sent[s], axis=0) if sent[s] else c[s] for s in range(S)])
     own = []
     for k, (x, y) in enumerate(data):
         u = np.bincount(nearest(x, y, c), minlength=S) / len(y)
-        own.append(local_sgd(u @ c, x, y, generator(seed, "tune", rounds - 1, str(k))))
+        own.append(local_sgd(u @ c, x, y, Draws(seed, "tune", rounds - 1, names=[str(k)])))
     return c, np.array(own)
 
 

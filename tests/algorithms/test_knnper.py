@@ -10,8 +10,8 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.clusters.neighbours import Store
+from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
-from fedsoft.seeds import generator
 from tests.helpers import (
     RAGGED,
     Pairs,
@@ -97,7 +97,7 @@ def test_predictions_equal_the_plain_loop() -> None:
     x_new = torch.from_numpy(np.random.default_rng(9).standard_normal((5, 3)))
     chosen = []
     for k, (x, y) in enumerate(pairs):
-        order = generator(3, "held back", 0, str(k)).permutation(len(y))
+        order = Draws(3, "held back", 0, names=[str(k)]).permutations([len(y)])[0]
         held = torch.from_numpy(order >= len(y) - int(0.2 * len(y)))
         z, p = latent(w, x)
         beside = said(z[held], z[~held], y[~held], 3, 0.5) if held.any() else torch.zeros(0, CLASSES).double()
@@ -124,7 +124,7 @@ def test_points_that_are_held_back_are_not_trained_on() -> None:
     pairs = class_clients()
     changed = []
     for k, (x, y) in enumerate(pairs):
-        held = generator(0, "held back", 0, str(k)).permutation(len(y)) >= len(y) - int(0.2 * len(y))
+        held = Draws(0, "held back", 0, names=[str(k)]).permutations([len(y)])[0] >= len(y) - int(0.2 * len(y))
         changed.append((torch.where(torch.from_numpy(held)[:, None], 100.0, x), y))
     one, other = (fitted(fs.KNNPer(), each, 2, SGD, model=MLP) for each in (pairs, changed))
     assert torch.equal(one.state.centers, other.state.centers)

@@ -18,9 +18,9 @@ from fedsoft.clusters.averaging import average
 from fedsoft.clusters.importance_weights import aggregation_weights, importance_weights
 from fedsoft.clusters.selection import select
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.replies import Answer
 from fedsoft.engine.client_store import Budget, ClientStore
-from fedsoft.seeds import generator
 
 
 def of_sizes(*sizes: int) -> ClientData:
@@ -119,8 +119,8 @@ def test_aggregation_weights_are_a_distribution_over_clients_and_ignore_the_unit
 # --- selection --------------------------------------------------------------------------------------------------------
 
 
-def generators(clients: int, t: int, seed: int = 0) -> list[np.random.Generator]:
-    return [generator(seed, "select", t, str(k)) for k in range(clients)]
+def draws_of(clients: int, t: int, seed: int = 0) -> Draws:
+    return Draws(seed, "select", t, names=[str(k) for k in range(clients)])
 
 
 def rows(*rows: list[float]) -> Tensor:
@@ -134,7 +134,7 @@ def frequencies(v: list[float], K: int, *, replacement: bool, draws: int) -> Cou
     """How often each outcome was drawn: who, as often as drawn, in ascending order."""
     outcomes: Counter[tuple[int, ...]] = Counter()
     for t in range(draws):
-        times = select(rows(v), K, generators(len(v), t), replacement=replacement)[0]
+        times = select(rows(v), K, draws_of(len(v), t), replacement=replacement)[0]
         outcomes[tuple(k for k, n in enumerate(times.tolist()) for _ in range(int(n)))] += 1
     return outcomes
 
@@ -183,7 +183,7 @@ def test_inclusion_without_replacement_is_that_of_numpy_choice() -> None:
     numpy_included = np.zeros(5)
     for _ in range(draws):
         numpy_included[rng.choice(5, K, replace=False, p=SKEWED)] += 1
-    included = sum(select(rows(SKEWED), K, generators(5, t), replacement=False)[0].numpy() for t in range(draws))
+    included = sum(select(rows(SKEWED), K, draws_of(5, t), replacement=False)[0].numpy() for t in range(draws))
     assert included / draws == pytest.approx(numpy_included / draws, abs=5 * math.sqrt(2 * 0.25 / draws))
 
 
@@ -202,32 +202,32 @@ def test_one_draw_is_a_draw_from_v_in_both_ways() -> None:
 def test_many_draws_with_replacement_from_one_heavy_client_keep_their_mean() -> None:
     # K far beyond the number of clients, so that clients ring many times.
     v, K = [0.9, 0.06, 0.04], 200
-    mean = sum(select(rows(v), K, generators(3, t), replacement=True)[0].numpy() for t in range(300)) / 300
+    mean = sum(select(rows(v), K, draws_of(3, t), replacement=True)[0].numpy() for t in range(300)) / 300
     assert mean == pytest.approx(np.array(v) * K, abs=5 * math.sqrt(K * 0.25 / 300))
 
 
-class Metronome:
-    """Stands in for a generator of which every gap is the same."""
+class Metronomes:
+    """Stands in for draws of which every gap of a client is the same."""
 
-    def __init__(self, gap: float) -> None:
-        self.gap = gap
+    def __init__(self, gaps: list[float]) -> None:
+        self.gaps = gaps
 
-    def standard_exponential(self, size: tuple[int, ...]) -> np.ndarray:
-        return np.full(size, self.gap)
+    def exponential(self, *shape: int) -> np.ndarray:
+        return np.stack([np.full(shape, gap) for gap in self.gaps])
 
 
 def test_a_client_may_be_drawn_far_more_often_than_expected() -> None:
     # Client 0 rings a thousand times before anybody else, where 10 of 100 draws were to be expected: as many rings as
     # it takes have to be looked at.
-    clients: list[Any] = [Metronome(0.001), *[Metronome(1.0)] * 9]
-    assert select(rows([0.1] * 10), 100, clients, replacement=True).tolist() == [[100.0] + [0.0] * 9]
+    gaps: Any = Metronomes([0.001, *[1.0] * 9])
+    assert select(rows([0.1] * 10), 100, gaps, replacement=True).tolist() == [[100.0] + [0.0] * 9]
 
 
 def test_centers_draw_independently_of_each_other() -> None:
     # Two centers with the same weights draw the same pair of 5 clients in 1 of 10 rounds.
     same = 0
     for t in range(1000):
-        drawn = select(rows([0.2] * 5, [0.2] * 5), 2, generators(5, t), replacement=False)
+        drawn = select(rows([0.2] * 5, [0.2] * 5), 2, draws_of(5, t), replacement=False)
         same += bool(torch.equal(drawn[0], drawn[1]))
     assert same / 1000 == pytest.approx(0.1, abs=5 * math.sqrt(0.09 / 1000))
 
@@ -243,19 +243,19 @@ def weighted(draw: st.DrawFn) -> Tensor:
 
 @given(weighted(), st.integers(1, 10), st.integers(0, 10**6))
 def test_without_replacement_K_distinct_clients_are_drawn_or_all_that_have_weight(v: Tensor, K: int, t: int) -> None:
-    drawn = select(v, K, generators(v.shape[1], t), replacement=False)
+    drawn = select(v, K, draws_of(v.shape[1], t), replacement=False)
     assert set(drawn.flatten().tolist()) <= {0.0, 1.0}
     assert drawn.sum(1).tolist() == [min(K, int((row > 0).sum())) for row in v]
 
 
 @given(weighted(), st.integers(1, 40), st.integers(0, 10**6))
 def test_with_replacement_exactly_K_draws_are_made(v: Tensor, K: int, t: int) -> None:
-    assert select(v, K, generators(v.shape[1], t), replacement=True).sum(1).tolist() == [K] * len(v)
+    assert select(v, K, draws_of(v.shape[1], t), replacement=True).sum(1).tolist() == [K] * len(v)
 
 
 @given(weighted(), st.integers(1, 10), st.integers(0, 10**6), st.booleans())
 def test_a_client_of_weight_0_is_never_drawn(v: Tensor, K: int, t: int, replacement: bool) -> None:
-    assert float(select(v, K, generators(v.shape[1], t), replacement=replacement)[v == 0].sum()) == 0
+    assert float(select(v, K, draws_of(v.shape[1], t), replacement=replacement)[v == 0].sum()) == 0
 
 
 @given(weighted(), st.integers(1, 10), st.integers(0, 10**6), st.booleans(), st.randoms())
@@ -264,15 +264,15 @@ def test_the_draw_does_not_depend_on_the_order_of_clients(
 ) -> None:
     order = list(range(v.shape[1]))
     random.shuffle(order)
-    drawn = select(v, K, generators(len(order), t), replacement=replacement)
-    shuffled = [generators(len(order), t)[k] for k in order]
+    drawn = select(v, K, draws_of(len(order), t), replacement=replacement)
+    shuffled = draws_of(len(order), t).take(order)
     assert torch.equal(select(v[:, order], K, shuffled, replacement=replacement), drawn[:, order])
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_a_client_of_next_to_no_weight_can_be_drawn_from_without_a_warning(replacement: bool) -> None:
     # Its ring lies beyond the largest number; that is as good as never.
-    assert select(rows([1.0, 1e-310]), 1, generators(2, 0), replacement=replacement).tolist() == [[1.0, 0.0]]
+    assert select(rows([1.0, 1e-310]), 1, draws_of(2, 0), replacement=replacement).tolist() == [[1.0, 0.0]]
 
 
 # --- averages ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import fedsoft as fs
 from fedsoft.core import local_solve as local
 from fedsoft.core.batches import Plan, Prox, plan_batches
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.local_solve import blocks, losses_of_all, own_outputs
-from fedsoft.seeds import generator
 from tests.helpers import RAGGED, class_clients, problem, random_stack, regression_clients, shape_of
 
 sizes_of_clients = st.lists(st.integers(1, 12), min_size=1, max_size=6)
@@ -22,8 +22,8 @@ def of_sizes(sizes: list[int]) -> ClientData:
     return ClientData.concat([(part[:, None], part) for part in total.split(sizes)])
 
 
-def drawn(data: ClientData, t: int = 0) -> list[np.random.Generator]:
-    return [generator(0, "batches", t, k) for k in range(len(data))]
+def drawn(data: ClientData, t: int = 0) -> Draws:
+    return Draws(0, "batches", t, names=[str(k) for k in range(len(data))])
 
 
 # --- the plan of batches ----------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_epochs_are_shuffled_anew() -> None:
     assert not torch.equal(first, second)
 
 
-def test_without_generators_points_come_in_the_order_of_the_data() -> None:
+def test_without_draws_points_come_in_the_order_of_the_data() -> None:
     plan = plan_batches(of_sizes([3, 7]), 2, 2, None, torch.float64)
     assert [places for places, _ in batches_of(plan, 1, 1)] == [[3, 4], [5, 6], [7, 8], [9]]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsoft.core.client_data import Augment, ClientData, augmented
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.federation import DataShape, Federation
 
 
@@ -37,7 +38,7 @@ def test_a_gather_equals_pad_crop_and_flip(
     pad = min(pad, height - 1, width - 1)
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.integers(0, 256, (points, channels, height, width))).to(dtype)
-    shift, mirrored = Augment(pad, flip).draw(rng, points)
+    shift, mirrored = Augment(pad, flip).draw(Draws(seed, names=["a"]), [points])
     found = augmented(x, shift, mirrored)
     assert found.dtype == dtype
     assert torch.equal(found, one_by_one(x, shift, mirrored, pad))
@@ -46,7 +47,7 @@ def test_a_gather_equals_pad_crop_and_flip(
 def test_any_leading_shape_will_do() -> None:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (2, 5, 3, 8, 8), dtype=np.uint8))
-    shift, flip = Augment(4, True).draw(rng, 10)
+    shift, flip = Augment(4, True).draw(Draws(0, names=["a"]), [10])
     found = augmented(x, shift.view(2, 5, 2), flip.view(2, 5))
     assert torch.equal(found.flatten(0, 1), augmented(x.flatten(0, 1), shift, flip))
 
@@ -60,11 +61,11 @@ def test_by_hand() -> None:
 
 
 def test_draws_cover_every_shift_and_flip_half_of_the_images() -> None:
-    shift, flip = Augment(4, True).draw(np.random.default_rng(0), 20_000)
+    shift, flip = Augment(4, True).draw(Draws(0, names=["a", "b"]), [12_000, 8000])
     counts = torch.stack([(shift == value).double().mean(0) for value in range(-4, 5)])
     assert torch.allclose(counts, torch.full((9, 2), 1 / 9, dtype=torch.float64), atol=0.01)
     assert float(flip.double().mean()) == pytest.approx(0.5, abs=0.01)
-    assert not Augment(4, False).draw(np.random.default_rng(0), 100)[1].any()
+    assert not Augment(4, False).draw(Draws(0, names=["a"]), [100])[1].any()
 
 
 def test_it_stays_with_the_data() -> None:

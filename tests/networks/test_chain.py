@@ -18,8 +18,8 @@ from fedsoft.core import kernels
 from fedsoft.core.batch_iterator import iterate_batches
 from fedsoft.core.batches import Problem
 from fedsoft.core.client_data import Augment, ClientData, DataShape, augmented
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.model import Model
-from fedsoft.seeds import generator
 from tests.helpers import random_stack
 
 SHAPE = DataShape("classification", (2, 9, 8), 5)
@@ -263,14 +263,14 @@ def test_batches_hold_images_varied_by_their_clients_own_draws() -> None:
     data = ClientData.concat([(x, torch.arange(len(x)) % 3) for x in images])
     data = replace(data, augment=Augment(pad=2, flip=True))
     batches = iterate_batches(
-        Problem(model, data, None, None, lambda: [generator(0, k) for k in (0, 1)]), torch.float32, batch=2, epochs=2,
+        Problem(model, data, None, None, lambda: Draws(0, names=["0", "1"])), torch.float32, batch=2, epochs=2,
         shuffle=True,
     )  # fmt: skip
     seen = [(step, b, batches.current()[0].clone()) for step, b in batches]
     for k, x in enumerate(images):
-        rng = generator(0, k)
-        orders = rng.permuted(torch.arange(len(x)).numpy()[None].repeat(2, 0), axis=1)
-        shift, flip = Augment(pad=2, flip=True).draw(rng, 2 * len(x))
+        draws = Draws(0, names=[str(k)])
+        orders = draws.permutations([len(x)], 2)
+        shift, flip = Augment(pad=2, flip=True).draw(draws, [2 * len(x)])
         for step, b, batch_x in seen:
             epoch = step // len(batches.batch_weights)
             points = torch.from_numpy(orders[epoch][2 * b : 2 * b + 2])

@@ -21,6 +21,7 @@ import fedsoft as fs
 from fedsoft.clusters.importance_weights import aggregation_weights, importance_weights
 from fedsoft.clusters.selection import select
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.contract import Means
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute, resume
@@ -263,7 +264,7 @@ def test_another_client_in_place_of_one_changes_centers_by_no_more_than_stated(s
     w2[k] = torch.from_numpy(50 * rng.standard_normal(4))
     found = []
     for one, points, models in ((u, n, w), (u2, n2, w2)):
-        race = [generator(seed, "select", j) for j in range(N)]
+        race = Draws(seed, "select", names=[str(j) for j in range(N)])
         drawn = select(aggregation_weights(one, points), K, race, replacement=False)
         found.append((drawn, mean_of(models, drawn, old, K)))
     others = [j for j in range(N) if j != k]

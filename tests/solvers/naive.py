@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsoft.seeds import generator
+from fedsoft.core.client_draws import Draws
 from tests.helpers import Pairs
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -41,7 +40,7 @@ class NaiveClient:
     ) -> None:  # fmt: skip
         x, y = self.pair
         steps, step = epochs * -(-len(y) // batch), 0
-        for order in generator(0, "batches", self.number).permuted(np.tile(np.arange(len(y)), (epochs, 1)), axis=1):
+        for order in Draws(0, "batches", names=[str(self.number)]).permutations([len(y)], epochs):
             for part in torch.from_numpy(order).split(batch):
 
                 def closure(part: Tensor = part) -> Tensor:

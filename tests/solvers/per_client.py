@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.model import Model
-from fedsoft.seeds import generator
 from tests.helpers import Pairs
 
 Optimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -36,7 +35,7 @@ class PerClient:
     ) -> Tensor:
         """Descend on the mean loss plus `1/2 sum_s u_ks |w - c_s|^2`, written out; the new models `[m, P]`."""
         for k, (x, y) in enumerate(self.pairs):
-            for order in generator(0, "batches", k).permuted(np.tile(np.arange(len(y)), (epochs, 1)), axis=1):
+            for order in Draws(0, "batches", names=[str(k)]).permutations([len(y)], epochs):
                 for part in torch.from_numpy(order).split(batch):
                     losses = self.model.loss(self.model.outputs(self.w[k][None], x[part][None]), y[part][None])[0]
                     if point_weights is not None:

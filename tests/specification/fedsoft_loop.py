@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedsoft.clusters.selection import select
+from fedsoft.core.client_draws import Draws
 from fedsoft.seeds import generator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -92,7 +93,7 @@ def run(
         if options.K == "all":
             share = v
         else:
-            draws = [generator(seed, "select", t, client.name) for client in clients]
+            draws = Draws(seed, "select", t, names=[client.name for client in clients])
             drawn = select(torch.tensor(v, dtype=torch.float64), options.K, draws, replacement=options.replacement)
             share = [[times / options.K for times in row] for row in drawn.tolist()]
         working = [k for k in range(len(clients)) if any(share[s][k] > 0 for s in range(options.S))]
@@ -106,8 +107,8 @@ def run(
                 _set(networks[k], mixture)
             if options.optimizer_state == "fresh":
                 optimisers[k] = _optimiser(networks[k], options)
-            rng = generator(seed, "batches", t, clients[k].name)
-            train(clients[k], networks[k], optimisers[k], centers, u[k], loss, options, rng)
+            own = Draws(seed, "batches", t, names=[clients[k].name])
+            train(clients[k], networks[k], optimisers[k], centers, u[k], loss, options, own)
 
         for s in range(options.S):
             new = torch.zeros_like(_get(centers[s]))
@@ -154,12 +155,12 @@ def train(
     u: Sequence[float],
     loss: Loss,
     options: Options,
-    rng: np.random.Generator,
+    draws: Draws,
 ) -> None:
     """Descend on h_k(w) = f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2, batch by batch."""
     orders = np.tile(np.arange(len(client)), (options.epochs, 1))
     if options.shuffle:
-        orders = rng.permuted(orders, axis=1)
+        orders = draws.permutations([len(client)], options.epochs)
     for order in orders:
         for begin in range(0, len(client), options.batch):
             batch = [int(i) for i in order[begin : begin + options.batch]]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -270,12 +269,12 @@ class FedLevels(Algorithm):
 
     def _drawn(self, site: Site, mine: ClientState, shared: Reply, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw 1 `[m]` for clients with sources and 0 for a taste, the models `[m, S]` used, and that of each point."""
-        chance = torch.as_tensor(np.array([g.random(2) for g in site.generators("kind")]), device=q.device)
+        chance = torch.as_tensor(site.generators("kind").random(2), device=q.device)
         p, rho = (_counted(value.double(), shared["open"]) for value in (mine["p"], shared["rho"]))
         kind = (chance[:, 0] < _levels(p, rho, torch.ones_like(shared["open"]))[:, 1]).long()
         taste = (mine["r"].double().cumsum(1) < chance[:, 1:]).sum(1).clamp(max=self.S - 1)
-        draws = zip(site.generators("sources"), site.data.sizes.tolist(), strict=True)
-        each = torch.as_tensor(np.concatenate([g.random((n, 1)) for g, n in draws]), device=q.device)
+        drawn = site.generators("sources").random_each(site.data.sizes.cpu().numpy(), 1)
+        each = torch.as_tensor(drawn, device=q.device)
         source = (q.cumsum(1) < each).sum(1).clamp(max=self.S - 1)
         used = torch.where(kind[:, None] == 1, 1.0, one_hot(taste, self.S).double())
         return kind, used, torch.where(kind[site.data.owners] == 1, source, taste[site.data.owners])

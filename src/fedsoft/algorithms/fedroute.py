@@ -219,7 +219,7 @@ class FedRoute(Starts, Algorithm):
         """Draw the clients of the trial and copy the centers for it, once."""
         if bool(state.per_client["trial"].any()):
             return state
-        draws = np.array([g.random() for g in ask.generators("trial")])
+        draws = ask.generators("trial").random()
         chosen = torch.as_tensor(np.argsort(draws)[: math.ceil(SHARE * len(draws))], device=state.u.device)
         trial = state.per_client["trial"].index_fill(0, chosen, True)
         return state.update(per_client={"trial": trial}, extra={"tried": state.centers})

@@ -107,7 +107,7 @@ class FedSPD(Starts, Algorithm):
         """Train a random center on the points of the smallest loss under it."""
         c, data, losses = shared["centers"], site.data, site.losses(shared["centers"])
         u = importance_weights(losses, data, sigma=0.0)
-        s = torch.as_tensor(np.array([g.integers(self.S) for g in site.generators("center")]), device=c.device)
+        s = torch.as_tensor((site.generators("center").random() * self.S).astype(np.int64), device=c.device)
         used = losses.argmin(1) == s[data.owners]
         n = torch.bincount(data.owners[used], minlength=len(site))
         n = torch.where(n >= site.least_points, n, 0)

@@ -83,8 +83,7 @@ class FeSEM(Algorithm):
         """Return the k-means cluster of each of the models `w[m, P]`."""
         from sklearn.cluster import KMeans
 
-        draws = ask.generators("order")
-        order = np.argsort([draws[k].random() for k in ids])  # k-means depends on the order: draw it by client
+        order = np.argsort(ask.generators("order").random()[ids])  # k-means depends on the order: draw it by client
         models = w.double().cpu().numpy()[order]
         count = min(self.S, len(np.unique(models, axis=0)))
         labels = np.zeros(len(ids), dtype=np.int64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -124,9 +123,9 @@ class KNNPer(OneCenter):
 
     def _order(self, site: Site) -> Tensor:
         """Draw the order of each client's points `[points]`, the same in every round."""
-        draws = zip(replace(site, t=0).generators("held back"), site.data.sizes.tolist(), strict=True)
-        drawn = [np.zeros(0, dtype=np.int64), *(g.permutation(n) for g, n in draws)]
-        return torch.as_tensor(np.concatenate(drawn), device=site.data.owners.device)
+        data = site.data
+        drawn = replace(site, t=0).generators("held back").permutations(data.sizes.cpu().numpy())[0]
+        return torch.as_tensor(drawn, device=data.owners.device) - data.offsets[data.owners]
 
     def _held_back(self, site: Site) -> Tensor:
         """Return which points are held back: the last of their client's order."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.batches import GradientParts
+from fedsoft.core.client_draws import Names
 from fedsoft.core.contract import PersonalModels, State, job
 from fedsoft.core.local_solve import Work, own_outputs
 from fedsoft.core.replies import MODEL, ClientState, Reply
@@ -74,7 +75,7 @@ class MAPPER(OneCenter):
         m, count = len(site), len(self.grid)
         c = shared["centers"].repeat(m, 1)
         # Repeat every client for each share; its name, and so its batches, stay the same.
-        names = [name for name in site.names for _ in self.grid]
+        names = Names.of(site.names).repeat(count)
         wide = replace(
             site, data=site.data.take(np.repeat(np.arange(m), count)), names=names, work=Work.none(m * count)
         )

@@ -115,18 +115,17 @@ def hold_back(site: Site, label: str) -> tuple[Site, Site]:
     A client with one point holds back none.
     """
     data = site.data
-    keep, back = [], []
-    each = zip(site.generators(label), data.offsets.tolist(), data.sizes.tolist(), strict=True)
-    for rng, begin, size in each:
-        count = min(max(1, round(HELD_BACK * size)), size - 1)
-        order = rng.permutation(size) + begin
-        back.append(np.sort(order[:count]))
-        keep.append(np.sort(order[count:]))
-    return _with(site, data, keep), _with(site, data, back)
+    sizes = data.sizes.cpu().numpy()
+    order = site.generators(label).permutations(sizes)[0]
+    counts = np.minimum(np.maximum(1, np.round(HELD_BACK * sizes)), sizes - 1)
+    place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    back = np.zeros(len(order), dtype=bool)
+    back[order[place < np.repeat(counts, sizes)]] = True
+    return _with(site, data, ~back), _with(site, data, back)
 
 
-def _with(site: Site, data: ClientData, rows: list[np.ndarray]) -> Site:
-    places = data.points[torch.as_tensor(np.concatenate(rows), device=data.points.device)]
-    sizes = torch.tensor([len(own) for own in rows], device=data.sizes.device)
+def _with(site: Site, data: ClientData, chosen: np.ndarray) -> Site:
+    used = torch.as_tensor(chosen, device=data.points.device)
+    places, sizes = data.points[used], torch.bincount(data.owners[used], minlength=len(data))
     own = None if site.statistics is None else site.statistics.clone()  # trials leave no trace
     return replace(site, data=data.reordered(places, sizes), statistics=own)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +52,8 @@ def summed_outputs(site: Site) -> int:
 
 def draw_ties(site: Site, q: Tensor) -> Tensor:
     """Draw a center for each point among the most probable one and those nearly as probable."""
-    draws = zip(site.generators("ties"), site.data.sizes.tolist(), strict=True)
-    chance = torch.as_tensor(np.concatenate([g.random((n, q.shape[1])) for g, n in draws]), device=q.device)
+    drawn = site.generators("ties").random_each(site.data.sizes.cpu().numpy(), q.shape[1])
+    chance = torch.as_tensor(drawn, device=q.device)
     return torch.where(q >= TIED * q.amax(1, keepdim=True), chance, -1.0).argmax(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.contract import Ask
 from fedsoft.core.replies import Ids
 
@@ -17,19 +17,19 @@ Participants = Annotated[int, Field(ge=1)] | Literal["all"]
 """How many clients are drawn in a round: a number K, or all."""
 
 
-def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, replacement: bool) -> Tensor:
+def select(v: Tensor, K: int, draws: Draws, *, replacement: bool) -> Tensor:
     """Draw K clients for each center with probabilities `v[S, N]`; return how often each was drawn, `[S, N]`.
 
-    Clients race: client k rings at the times of a Poisson process of rate v_sk, drawn from its own generator. The first
-    K rings are K independent draws from v (with replacement). The first K clients to ring at all are K successive draws
-    without replacement. So the outcome does not depend on the order of clients. A client of weight 0 never rings, so
+    Clients race: client k rings at the times of a Poisson process of rate v_sk, by draws of its own. The first K rings
+    are K independent draws from v (with replacement). The first K clients to ring at all are K successive draws without
+    replacement. So the outcome does not depend on the order of clients. A client of weight 0 never rings, so
     without replacement fewer than K are drawn when fewer have a positive weight.
     """
     rates = v.cpu().numpy()
     centers, clients = rates.shape
 
     def rings(count: int) -> np.ndarray:  # the next `count` gaps of every race, [count, S, N]
-        return np.stack([g.standard_exponential((count, centers)) for g in generators], axis=2)
+        return np.ascontiguousarray(np.moveaxis(draws.exponential(count, centers), 0, 2))
 
     with np.errstate(divide="ignore", over="ignore"):
         times = np.cumsum(rings(int(2 * K * rates.max()) + 20 if replacement else 1), axis=0) / rates
@@ -40,8 +40,9 @@ def select(v: Tensor, K: int, generators: Sequence[np.random.Generator], *, repl
             times = np.concatenate([times, times[-1] + np.cumsum(rings(len(times)), axis=0) / rates])
     drawn = np.zeros((centers, clients))
     for s in range(centers):
-        first = np.argsort(times[:, s], axis=None, kind="stable")[:K]
-        first = first[np.isfinite(times[:, s].ravel()[first])]
+        each = times[:, s].ravel()
+        first = np.argpartition(each, K)[:K] if K < len(each) else np.arange(len(each))
+        first = first[np.isfinite(each[first])]
         np.add.at(drawn[s], first % clients, 1)
     return torch.from_numpy(drawn).to(v.device)
 
@@ -60,7 +61,7 @@ def participants(ask: Ask, K: Participants) -> Ids:
     return ids_of(drawn[0])
 
 
-def draw_centers(generators: Sequence[np.random.Generator], r: Tensor) -> Tensor:
+def draw_centers(draws: Draws, r: Tensor) -> Tensor:
     """Draw a center for each of m clients, with probabilities `r[m, S]`."""
-    chance = torch.as_tensor(np.array([g.random() for g in generators]), device=r.device)
+    chance = torch.as_tensor(draws.random(), device=r.device)
     return (r.double().cumsum(1) < chance[:, None]).sum(1).clamp(max=r.shape[1] - 1)

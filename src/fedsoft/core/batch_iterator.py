@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsoft.core.batches import GradientParts, Plan, Problem, Prox, check_rows, plan_batches
 from fedsoft.core.client_data import ClientData, augmented
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.draws import sub_key
 from fedsoft.core.mapped import MappedRows
 from fedsoft.core.model import Step, as_numbers
@@ -69,11 +70,11 @@ class BatchIterator(abc.ABC):
     def __init__(self, problem: Problem, dtype: torch.dtype, *, batch: int, epochs: int, shuffle: bool) -> None:
         data = problem.data
         self.model, self.point_weights, self.sizes = problem.model, problem.point_weights, data.sizes
-        generators = problem.generators() if shuffle or data.augment or problem.model.needs_step else []
-        plan = plan_batches(data, batch, epochs, generators if shuffle else None, dtype)
+        draws = problem.draws() if shuffle or data.augment or problem.model.needs_step else None
+        plan = plan_batches(data, batch, epochs, draws if shuffle else None, dtype)
         self.plan = plan = replace(plan, layout=problem.model.layout, t=problem.t)
-        self.variations = _variations(data, epochs, generators)
-        self.steps = _Steps(plan, generators) if problem.model.needs_step else None
+        self.variations = _variations(data, epochs, draws)
+        self.steps = _Steps(plan, draws) if problem.model.needs_step and draws is not None else None
         self.places, self.weights = self._lay_out()
         sides = self.weights.shape
         if isinstance(data.x, MappedRows):
@@ -226,10 +227,11 @@ class ColumnBatches(BatchIterator):
 
 
 class _Steps:
-    """Names the draws of every step: each client's generator draws one key, and the client's own steps number it."""
+    """Names the draws of every step: each client draws one key, and its own steps number it."""
 
-    def __init__(self, plan: Plan, generators: Sequence[np.random.Generator]) -> None:
-        drawn = torch.tensor([int(rng.integers(2**63)) for rng in generators], device=plan.clients.device)
+    def __init__(self, plan: Plan, draws: Draws) -> None:
+        words = draws.words(np.ones(len(draws), dtype=np.int64))
+        drawn = torch.from_numpy(words.view(np.int64)).to(plan.clients.device)
         self.keys = [epoch.split(plan.active) for epoch in sub_key(drawn[plan.clients][plan.owners], plan.done)]
         self.points = (plan.weights > 0).sum(0).split(plan.active)
         self.epoch = self.batch = self.calls = 0
@@ -244,17 +246,16 @@ class _Steps:
         return Step(keys if self.calls == 1 else sub_key(keys, self.calls), self.points[self.batch])
 
 
-def _variations(
-    data: ClientData, epochs: int, generators: Sequence[np.random.Generator]
-) -> tuple[Tensor, Tensor] | None:
+def _variations(data: ClientData, epochs: int, draws: Draws | None) -> tuple[Tensor, Tensor] | None:
     """Draw how every point is varied in every epoch: shifts `[epochs, points, 2]` and flips `[epochs, points]`."""
-    if data.augment is None:
+    if data.augment is None or draws is None:
         return None
-    sizes = data.sizes.tolist()
-    drawn = [data.augment.draw(rng, epochs * n) for rng, n in zip(generators, sizes, strict=True)]
-    shifts = [shift.view(epochs, n, 2) for (shift, _), n in zip(drawn, sizes, strict=True)]
-    flips = [flip.view(epochs, n) for (_, flip), n in zip(drawn, sizes, strict=True)]
-    return torch.cat(shifts, 1).to(data.x.device), torch.cat(flips, 1).to(data.x.device)
+    shift, flip = data.augment.draw(draws, epochs * data.sizes.cpu().numpy())
+    # Drawn epoch after epoch for each client; wanted for all clients in each epoch.
+    offsets, sizes = data.offsets[data.owners], data.sizes[data.owners]
+    along = torch.arange(len(data.owners), device=sizes.device) - offsets
+    at = (epochs * offsets + along + torch.arange(epochs, device=sizes.device)[:, None] * sizes).cpu()
+    return shift[at].to(data.x.device), flip[at].to(data.x.device)
 
 
 class _Epoch:

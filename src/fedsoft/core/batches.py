@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.model import Layout, Model, OuterProduct
 from fedsoft.errors import InputError
 
@@ -105,7 +106,7 @@ class Problem:
     data: ClientData
     prox: Prox | None
     point_weights: Tensor | None  # one for each of data.points
-    generators: Callable[[], Sequence[np.random.Generator]]  # one for each client
+    draws: Callable[[], Draws]  # of each client
     t: int = 0  # the round, from 0: learning rates may depend on it
 
 
@@ -129,16 +130,10 @@ class Plan:
     t: int = 0  # the round
 
 
-def plan_batches(
-    data: ClientData, batch: int, epochs: int, generators: Sequence[np.random.Generator] | None, dtype: torch.dtype
-) -> Plan:
-    """Cut each client's points into batches, in an order that its own generator draws anew for every epoch."""
+def plan_batches(data: ClientData, batch: int, epochs: int, draws: Draws | None, dtype: torch.dtype) -> Plan:
+    """Cut each client's points into batches, in an order that is drawn anew for every epoch."""
     sizes, starts = data.sizes.cpu().numpy(), data.offsets.cpu().numpy()
-    orders = np.tile(np.arange(sizes.sum()), (epochs, 1))
-    for k, rng in enumerate(generators or ()):
-        own = orders[:, starts[k] : starts[k] + sizes[k]]
-        rng.permuted(own, axis=1, out=own)
-
+    orders = np.tile(np.arange(sizes.sum()), (epochs, 1)) if draws is None else draws.permutations(sizes, epochs)
     batch = min(batch, int(sizes.max()))  # no client needs more
     batches = -(-sizes // batch)
     clients = np.argsort(-batches, kind="stable")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsoft.core.client_draws import Counts, Draws
 from fedsoft.core.inputs import InputField
 from fedsoft.core.mapped import pick
 
@@ -52,10 +53,11 @@ class Augment:
     pad: int
     flip: bool
 
-    def draw(self, rng: np.random.Generator, points: int) -> tuple[Tensor, Tensor]:
-        """Draw shifts `[points, 2]` (down, right) and flips `[points]` for `augmented`."""
-        shift = torch.from_numpy(rng.integers(-self.pad, self.pad + 1, (points, 2)))
-        flip = torch.from_numpy(rng.integers(0, 2, points) == 1)
+    def draw(self, draws: Draws, counts: Counts) -> tuple[Tensor, Tensor]:
+        """Draw shifts `[points, 2]` (down, right) and flips `[points]` for `augmented`, `counts` for each client."""
+        drawn = torch.from_numpy(draws.random_each(counts, 3))
+        shift = (drawn[:, :2] * (2 * self.pad + 1)).long() - self.pad
+        flip = drawn[:, 2] < 0.5
         return shift, flip if self.flip else torch.zeros_like(flip)
 
 

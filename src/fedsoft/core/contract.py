@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.class_weights import FixedWeights
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Model
 from fedsoft.core.replies import Answer, ClientState, Ids, Kind, Reply, under
@@ -105,8 +106,8 @@ class Ask(Protocol):
         """Return a generator of this run and round, for draws by the server."""
         ...
 
-    def generators(self, *labels: str | int) -> list[np.random.Generator]:
-        """Return one generator of this run and round for each client, for draws by the server about clients."""
+    def generators(self, *labels: str | int) -> Draws:
+        """Return draws of this run and round for each client, for what the server draws about clients."""
         ...
 
 

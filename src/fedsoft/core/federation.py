@@ -227,7 +227,7 @@ class Federation:
                           columns=columns, notices=tuple(notices))  # fmt: skip
         split = split if split is None or isinstance(split, Split) else Split(**split)
         if split is None:
-            masks = [at_random(name, len(y), held_out, seed) for name, (_, y) in zip(names, pairs, strict=True)]
+            masks = at_random(names, [len(y) for _, y in pairs], held_out, seed)
         elif split.kind == "test":
             return made.with_test(split.test)
         else:

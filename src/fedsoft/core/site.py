@@ -13,6 +13,7 @@ from fedsoft.core.batch_iterator import BatchIterator, iterate_batches
 from fedsoft.core.batches import GradientParts, Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws, Names
 from fedsoft.core.curvature import gauss_newton, gauss_newton_diagonal
 from fedsoft.core.local_solve import (
     FirstOrder,
@@ -54,9 +55,9 @@ class Site:
     def __len__(self) -> int:
         return len(self.data)
 
-    def generators(self, *labels: str | int) -> list[np.random.Generator]:
-        """Return one generator for each client, of this round and these labels."""
-        return [generator(self.seed, *labels, self.t, name) for name in self.names]
+    def generators(self, *labels: str | int) -> Draws:
+        """Return draws for each client, of this round and these labels."""
+        return Draws(self.seed, *labels, self.t, names=self.names)
 
     def hidden(self, shares: Tensor) -> Tensor:
         """Return shares as they may leave the clients: with noise on their counts, if the run asks for it."""
@@ -178,7 +179,7 @@ class Site:
 
     def _wide(self, data: ClientData, count: int) -> Site:
         """Return a site with every client `count` times, with these points."""
-        names = [name for name in self.names for _ in range(count)]
+        names = Names.of(self.names).repeat(count)
         own = None if self.statistics is None else self.statistics.repeat_interleave(count, 0)
         return replace(self, data=data, names=names, work=Work.none(len(names)), statistics=own)
 
@@ -229,12 +230,12 @@ class Site:
             return None
 
         def draw(output: Tensor) -> Tensor:
-            each = zip(self.generators("targets"), self.data.sizes.tolist(), strict=True)
+            draws, sizes = self.generators("targets"), self.data.sizes.cpu().numpy()
             if kind is cross_entropy:
-                chance = np.concatenate([g.random(n) for g, n in each])
+                chance = draws.random_each(sizes)
                 below = output.double().softmax(-1).cumsum(-1) < torch.as_tensor(chance, device=output.device)[:, None]
                 return below.sum(-1).clamp(max=output.shape[-1] - 1)
-            noise = np.concatenate([g.standard_normal((n, *output.shape[1:])) for g, n in each])
+            noise = draws.normal_each(sizes, *output.shape[1:])
             return output + torch.as_tensor(noise, device=output.device).to(output.dtype) / 2**0.5
 
         return draw

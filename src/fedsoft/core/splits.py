@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError, unknown
 from fedsoft.seeds import generator
 from fedsoft.settings import settings
@@ -62,11 +63,15 @@ class Split:
         return [np.isin(own, wanted) for own in texts]
 
 
-def at_random(name: str, points: int, share: float, seed: int) -> np.ndarray:
-    """Return which of a client's points are held out: a share of them, drawn by the client's name."""
-    mask = np.zeros(points, dtype=bool)
-    mask[generator(seed, "held-out", name).permutation(points)[: int(points * share)]] = True
-    return mask
+def at_random(names: Sequence[str], sizes: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
+    """Return which points of each client are held out: a share of them, drawn by the client's name."""
+    counts = np.array(sizes, dtype=np.int64)
+    order = Draws(seed, "held-out", names=names).permutations(counts)[0]
+    ends = np.cumsum(counts)
+    place = np.arange(len(order)) - np.repeat(ends - counts, counts)
+    mask = np.zeros(len(order), dtype=bool)
+    mask[order[place < np.repeat(np.floor(counts * share), counts)]] = True
+    return np.split(mask, ends[:-1])
 
 
 def check_left(name: str, held_out: np.ndarray) -> None:

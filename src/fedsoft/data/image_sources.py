@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.client_data import Augment, ClientData, DataShape
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.partition import apportion
+from fedsoft.core.splits import at_random
 from fedsoft.data.image_settings import ImageSettings
 from fedsoft.data.memory_check import check_counts
 from fedsoft.data.partition_names import as_partition
@@ -199,14 +201,10 @@ def _pool(
 ) -> tuple[ClientData, Tensor]:
     """Draw points of every client with `counts[client, source]` of each source; drawn for each client on its own."""
     starts, sizes = (np.stack([getattr(shelf, part) for shelf in shelves]) for part in ("starts", "counts"))
-    origin, places = [], []
-    for k, row in enumerate(counts):
-        rng = generator(seed, label, k)
-        source = np.repeat(np.arange(len(sources)), row)
-        kind = rng.integers(sizes.shape[1], size=len(source))
-        origin.append(source)
-        places.append(starts[source, kind] + rng.integers(sizes[source, kind]))
-    source, place = np.concatenate(origin), np.concatenate(places)
+    source = np.repeat(np.tile(np.arange(len(sources)), len(counts)), counts.ravel())
+    draws = Draws(seed, label, names=[str(k) for k in range(len(counts))])
+    kind = draws.integers_each(sizes.shape[1], counts.sum(1))
+    place = starts[source, kind] + draws.integers_each(sizes[source, kind], counts.sum(1))
     x = torch.empty((len(source), *sources[0].train.x.shape[1:]), dtype=torch.uint8)
     y = torch.empty(len(source), dtype=torch.int64)
     for s, one in enumerate(sources):
@@ -238,11 +236,10 @@ def by_client(images: Images, ids: np.ndarray, classes: int, held_out: float, se
     names, owner = np.unique(ids, return_inverse=True)
     train, held = [], []
     by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    for name, points in zip(names, by_owner, strict=True):
-        order = generator(seed, "held-out", str(name)).permutation(len(points))
-        cut = int(len(points) * held_out)
-        held.append(points[np.sort(order[:cut])])
-        train.append(points[np.sort(order[cut:])])
+    masks = at_random([str(name) for name in names], [len(points) for points in by_owner], held_out, seed)
+    for points, mask in zip(by_owner, masks, strict=True):
+        held.append(points[mask])
+        train.append(points[~mask])
     shape = DataShape("classification", tuple(images.x.shape[1:]), classes)
     return Federation(_gathered(images, train), _gathered(images, held), tuple(map(str, names)), shape)
 

@@ -9,17 +9,22 @@ import torch
 from pydantic import Field
 
 from fedsoft.core.client_data import ClientData, DataShape
+from fedsoft.core.client_draws import Draws, Names
 from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.partition import Partition, apportion
 from fedsoft.data.dataset_settings import dataset
 from fedsoft.data.memory_check import check_counts
 from fedsoft.data.partition_names import as_partition
+from fedsoft.machine.resources import cores
+from fedsoft.machine.threads import in_order
 from fedsoft.seeds import generator
 from fedsoft.settings import settings
 
 __all__ = ["synthetic"]
 
 Count = Annotated[int, Field(ge=1)]
+
+PART = 512  # clients whose points are drawn at once
 
 
 @settings
@@ -87,15 +92,24 @@ class Synthetic:
 
     def _pool(self, label: str, counts: np.ndarray, theta: np.ndarray) -> tuple[ClientData, torch.Tensor]:
         """Draw `counts[client, source]` points, for each client on its own."""
-        data, origin = [], []
-        for k, row in enumerate(counts):
-            rng = generator(self.seed, label, k)
-            source = np.repeat(np.arange(self.S), row)
-            x = rng.standard_normal((len(source), self.dimension))
-            y = np.einsum("nd,nd->n", x, theta[source]) + self.noise * rng.standard_normal(len(source))
-            data.append((torch.from_numpy(x).float(), torch.from_numpy(y).float()))
-            origin.append(source)
-        return ClientData.concat(data), torch.from_numpy(np.concatenate(origin))
+        sizes, sources = counts.sum(1), np.tile(np.arange(self.S), len(counts))
+        source = np.repeat(sources, counts.ravel())
+        names = Names.of([str(k) for k in range(len(counts))])
+        x = np.empty((len(source), self.dimension), dtype=np.float32)
+        y = np.empty(len(source), dtype=np.float32)
+        ends = np.cumsum(sizes)
+
+        def draw(part: np.ndarray) -> None:
+            rows = slice(ends[part[0]] - sizes[part[0]], ends[part[-1]])
+            drawn = Draws(self.seed, label, names=names.take(part)).normal_each(sizes[part], self.dimension + 1)
+            x[rows] = drawn[:, 1:]
+            y[rows] = np.einsum("nd,nd->n", drawn[:, 1:], theta[source[rows]]) + self.noise * drawn[:, 0]
+
+        clients = np.arange(len(counts))
+        in_order(draw, np.split(clients, np.arange(PART, len(counts), PART)), cores())
+        given = torch.from_numpy(sizes)
+        data = ClientData(torch.from_numpy(x), torch.from_numpy(y), torch.cumsum(given, 0) - given, given)
+        return data, torch.from_numpy(source)
 
 
 synthetic = dataset(Synthetic)

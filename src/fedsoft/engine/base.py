@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws, Names
 from fedsoft.core.client_metrics import ClientMetric, Judged
 from fedsoft.core.contract import Algorithm, State, Training
 from fedsoft.core.federation import Federation
@@ -61,6 +62,7 @@ class Engine(abc.ABC):
         training.algorithm.check(len(federation))
         self.training, self.algorithm, self.model = training, training.algorithm, training.model
         self.names, self.device, self.dtype = federation.names, resources.device, training.dtype
+        self.named = Names.of(federation.names)  # with a hash of each
         self.dropouts = schedule(self.conditions.dropout, training.seed)
         self.sizes = federation.train.sizes.to(self.device)
         train = federation.train.take([])
@@ -89,9 +91,9 @@ class Engine(abc.ABC):
         """Return a generator of this run and round."""
         return generator(self.training.seed, *labels, self.t)
 
-    def generators(self, *labels: str | int) -> list[np.random.Generator]:
-        """Return one generator of this run and round for each client."""
-        return [generator(self.training.seed, *labels, self.t, name) for name in self.names]
+    def generators(self, *labels: str | int) -> Draws:
+        """Return draws of this run and round for each client."""
+        return Draws(self.training.seed, *labels, self.t, names=self.named)
 
     @abc.abstractmethod
     def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsoft.clusters.ensemble import predictions
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Names
 from fedsoft.core.contract import Algorithm, PersonalModels, State, Training
 from fedsoft.core.local_solve import Work
 from fedsoft.core.model import Model
@@ -81,6 +82,7 @@ class ClientHost:
         resources = resources or Resources()
         self.training, self.conditions = training, conditions or Conditions()
         self.algorithm, self.model, self.names = training.algorithm, training.model, list(names)
+        self.named = Names.of(names)
         self.device, self.secret, self.least_points = resources.device, secret, least_points
         self.data = data.to(resources.device, training.dtype)
         self.before = None if before is None else (before[0].to(resources.device, training.dtype), before[1])
@@ -262,7 +264,7 @@ class ClientHost:
         self, data: ClientData, rows: Ids, t: int, noise: ClientNoise | None = None, mine: ClientState | None = None
     ) -> Site:
         own = None if mine is None or not self.model.local_statistics else mine[STATISTICS].clone()
-        names, training = [self.names[k] for k in rows], self.training
+        names, training = self.named.take(rows), self.training
         hide = None if noise is None else noise.shares
         return Site(
             self.model, data.take(rows), training.solver, names, training.seed, t, training.dtype,

@@ -29,7 +29,7 @@ class LocalEngine(Engine):
         super().__init__(training, federation, conditions, resources)
         earlier = None if federation.before is None else (federation.before, federation.change_at)
         self.host = ClientHost(
-            training, federation.train, federation.names, conditions=self.conditions, resources=resources,
+            training, federation.train, self.named, conditions=self.conditions, resources=resources,
             before=earlier, secret=self.secret,
         )  # fmt: skip
 

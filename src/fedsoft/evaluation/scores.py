@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsoft.core.batches import Problem
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE, Metric
@@ -227,7 +228,7 @@ def oracle_models(model: Model, federation: Federation) -> Tensor | None:
     if any(len(y) == 0 for _, y in pools):
         return None
     data = ClientData.concat(pools)
-    problem = Problem(model, data, prox=None, point_weights=None, generators=list)
+    problem = Problem(model, data, prox=None, point_weights=None, draws=lambda: Draws(0, names=()))
     return Exact().solve(problem, torch.zeros(len(pools), model.size, dtype=torch.float64), {})[0]
 
 

@@ -21,6 +21,7 @@ from fedsoft.clusters.posterior import interval, log_density, mixtures, posterio
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import Augment, ClientData
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.contract import Way
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
@@ -30,7 +31,6 @@ from fedsoft.data.new_points import seen_inputs
 from fedsoft.errors import InputError
 from fedsoft.machine.threads import one_thread
 from fedsoft.onboarding.usual import Fit, Usual, Verdict, outputs
-from fedsoft.seeds import generator
 
 How = Literal["center", "mixture", "personal"]
 HOWS: tuple[How, ...] = get_args(How)
@@ -189,9 +189,7 @@ class NewClients:
     ) -> tuple[Tensor, OptimizerState]:  # fmt: skip
         """Apply the run's local solver to the points of new clients, whose round t is: they begin at round 0."""
         own, weights = trained_on(self.class_weights, replace(data, augment=self.augment), w.dtype)
-        problem = Problem(
-            self.model, own, prox, weights, lambda: [generator(self.seed, *labels, name) for name in names], t
-        )
+        problem = Problem(self.model, own, prox, weights, lambda: Draws(self.seed, *labels, names=names), t)
         before = self.solver.init_state(w, self.model.layout) if optimizer_state is None else optimizer_state
         solved, after, _ = self.solver.solve(problem, w, before)
         return solved, after

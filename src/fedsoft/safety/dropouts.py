@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
-from fedsoft.seeds import generator
 
 Dropouts = Callable[[str, int, list[str]], np.ndarray]
 """Maps (job, round, names of the clients) to a mask of those that do not answer."""
@@ -23,9 +23,7 @@ def at_random(probability: float, seed: int) -> Dropouts | None:
     check_share("dropout", probability)
     if probability == 0:
         return None
-    return lambda job, t, names: np.array(
-        [generator(seed, "dropout", job, t, name).random() < probability for name in names], dtype=bool
-    )
+    return lambda job, t, names: Draws(seed, "dropout", job, t, names=names).random() < probability
 
 
 def stragglers(share: float, late: float = 1.0, seed: int = 0) -> Dropouts:
@@ -33,11 +31,11 @@ def stragglers(share: float, late: float = 1.0, seed: int = 0) -> Dropouts:
     check_share("share", share)
     check_share("late", late)
 
-    def is_late(job: str, t: int, name: str) -> bool:
-        slow = generator(seed, "slow", name).random() < share
-        return slow and generator(seed, "late", job, t, name).random() < late
+    def are_late(job: str, t: int, names: Sequence[str]) -> np.ndarray:
+        slow = Draws(seed, "slow", names=names).random() < share
+        return slow & (Draws(seed, "late", job, t, names=names).random() < late)
 
-    return lambda job, t, names: np.array([is_late(job, t, name) for name in names], dtype=bool)
+    return are_late
 
 
 def never(clients: Collection[str]) -> Dropouts:

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.core.client_data import ClientData, DataShape
+from fedsoft.core.client_draws import Draws as ClientDraws
 from fedsoft.core.replies import Kind, Reply
-from fedsoft.seeds import generator
 from fedsoft.settings import settings
 
 Kinds = Mapping[str, Kind]
@@ -45,8 +45,8 @@ class Attack:
 
 def malicious_clients(names: Sequence[str], share: float, seed: int) -> frozenset[str]:
     """Draw this share of the clients by name: the same ones for every algorithm and engine."""
-    order = sorted(names, key=lambda name: generator(seed, "liar", name).random())
-    return frozenset(order[: round(share * len(names))])
+    order = np.argsort(ClientDraws(seed, "liar", names=names).random(), kind="stable")
+    return frozenset(names[int(k)] for k in order[: round(share * len(names))])
 
 
 def spoiled(data: ClientData, rows: np.ndarray, attack: Attack, shape: DataShape) -> ClientData:

@@ -9,6 +9,7 @@ import torch
 
 from fedsoft.clusters.importance_weights import aggregation_weights
 from fedsoft.clusters.selection import select
+from fedsoft.core.client_draws import Draws, Names
 from fedsoft.seeds import generator
 from fedsoft.theory import quantities as q
 from fedsoft.theory.check import Found, statement, yes
@@ -17,9 +18,9 @@ from fedsoft.theory.problem import Array
 
 def drawn(v: Array, K: int, replacement: bool, seed: int, draws: int) -> Array:
     """How often the library's `select` draws each client, `[draws, S, N]`."""
-    rates = torch.from_numpy(v)
+    rates, names = torch.from_numpy(v), Names.of([str(k) for k in range(v.shape[1])])
     return np.stack([
-        select(rates, K, [generator(seed, "select", t, k) for k in range(v.shape[1])], replacement=replacement).numpy()
+        select(rates, K, Draws(seed, "select", t, names=names), replacement=replacement).numpy()
         for t in range(draws)
     ])  # fmt: skip
 

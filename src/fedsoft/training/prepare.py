@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedsoft.core.batches import Problem
 from fedsoft.core.class_weights import ClassWeights, fixed_weights
 from fedsoft.core.client_data import ClientData, DataShape
+from fedsoft.core.client_draws import Draws
 from fedsoft.core.client_metrics import NAMED, ClientMetric, MetricChoice, read_metrics
 from fedsoft.core.contract import Algorithm, Training
 from fedsoft.core.federation import Federation
@@ -202,6 +203,6 @@ def _try_out(training: Training, federation: Federation) -> None:
     """Solve one tiny problem, so that what cannot work is said before a run begins."""
     data, solver = ClientData.concat([few_points(federation)]), training.solver
     w = training.model.draw(generator(0, "try"))[None]
-    problem = Problem(training.model, data, None, None, lambda: [generator(0, "try")])
+    problem = Problem(training.model, data, None, None, lambda: Draws(0, "try", names=("0",)))
     with torch.no_grad():
         solver.solve(problem, w, solver.init_state(w, training.model.layout))

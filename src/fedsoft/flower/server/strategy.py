@@ -36,7 +36,7 @@ from torch import Tensor
 from fedsoft.algorithms.fedsoft import FedSoft
 from fedsoft.clusters.importance_weights import aggregation_weights
 from fedsoft.clusters.selection import ids_of, select
-from fedsoft.seeds import generator
+from fedsoft.core.client_draws import Draws
 
 ARRAYS, CONFIG, IMPORTANCE, QUESTION = "arrays", "config", "importance", "query.importance"
 
@@ -147,8 +147,8 @@ class FedSoftStrategy(Strategy):
         if self.algorithm.K == "all":
             chosen = v
         else:
-            rngs = [generator(self.seed, "select", server_round, node) for node in there]
-            chosen = select(v, self.algorithm.K, rngs, replacement=self.algorithm.replacement)
+            draws = Draws(self.seed, "select", server_round, names=[str(node) for node in there])
+            chosen = select(v, self.algorithm.K, draws, replacement=self.algorithm.replacement)
         return {there[k]: chosen[:, k].numpy() for k in ids_of(chosen.sum(0))}
 
     def aggregate_train(
