@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import Commands, JsonOption, app, print_json, say
+from fedsoft.cli.common import Commands, JsonOption, app, err, page, parse_seeds, print_json, say, unless_stopped
 from fedsoft.errors import InputError
 
 leaderboard = typer.Typer(
@@ -18,6 +18,97 @@ app.add_typer(leaderboard, name="leaderboard", epilog="Example:  fedsoft leaderb
 
 BoardOption = Annotated[Path, typer.Option("--board", metavar="FOLDER", help="Folder of the leaderboard.")]
 FOLDER = Path("docs/leaderboard")
+
+
+PlanOption = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE.toml", help="Federations, methods and seeds; default: ours.")
+]
+CellsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FEDERATION[/METHOD[/BUDGET]]...", help="Which cells; default: all of the plan."),
+]
+SeedsOption = Annotated[str | None, typer.Option("--seeds", metavar="A..B", help="Default: those of the plan.")]
+
+
+@leaderboard.command(epilog="Example:  fedsoft leaderboard ls synthetic-10-90")
+def ls(
+    cells: CellsArgument = None, plan: PlanOption = None, board: BoardOption = FOLDER, json_: JsonOption = False
+) -> None:
+    """List the cells: which are complete, and about how long what is missing would take on one core."""
+    from fedsoft.leaderboard.data import Board
+    from fedsoft.leaderboard.listing import states
+    from fedsoft.leaderboard.plan import read_plan
+    from fedsoft.reports.numbers import duration
+    from fedsoft.reports.tables import grid
+
+    wanted = read_plan(plan)
+    found = []
+    for federation, methods, budgets in wanted.cells(cells or []):
+        names = {f"{federation}/{method}/{budget}" for method in methods for budget in budgets}
+        found += [one for one in states(Board(board), wanted, [federation], methods) if one.cell in names]
+    if json_:
+        print_json({"cells": [one.to_dict() for one in found], "seconds": sum(one.seconds for one in found)})
+        return
+    table = grid(
+        "Cells of the leaderboard", ["cell", "state", "runs", "missing", "hash"], left=["cell", "state", "hash"]
+    )
+    for one in found:
+        left = duration(one.seconds) if one.seconds else ""
+        table.add_row(one.cell, one.state, f"{one.runs} of {one.wanted}", left, one.hash or one.why)
+    page().print(table)
+    say(f"What is missing takes about {duration(sum(one.seconds for one in found))} on one core.")
+
+
+@leaderboard.command(epilog="Example:  fedsoft leaderboard run synthetic-10-90/ifca digits-2/fedsoft/bytes")
+def run(
+    cells: CellsArgument = None, seeds: SeedsOption = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Only tune; run no cell.")] = False,
+    plan: PlanOption = None, board: BoardOption = FOLDER, json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Tune methods and run their cells, one run after the other. What is there is not run again; Ctrl-C stops.
+
+    Methods are tuned on seeds that are not reported, by held-out points of clients, under the work of the federation's
+    own run. Several federations can be filled at the same time, each by a process.
+    """
+    from fedsoft.leaderboard.data import Board
+    from fedsoft.leaderboard.plan import read_plan
+    from fedsoft.leaderboard.run import fill
+
+    chosen = [] if tune else None if seeds is None else parse_seeds(seeds)
+    done = unless_stopped(fill(Board(board), read_plan(plan), cells or [], chosen, say=lambda text: say(text, err)))
+    if json_:
+        print_json({"runs": done})
+    else:
+        say(f"{done} runs made. Next: fedsoft leaderboard build")
+
+
+@leaderboard.command(epilog="Example:  fedsoft leaderboard check synthetic-10-90/fedroute/work --seeds 9001")
+def check(
+    cell: Annotated[str, typer.Argument(metavar="FEDERATION/METHOD[/BUDGET]", help="Which cell.")],
+    seeds: SeedsOption = None, plan: PlanOption = None, board: BoardOption = FOLDER, json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Make the runs of a cell again and compare them, to the bit, with the data. Exits with 1 where they differ."""
+    from fedsoft.leaderboard.check import check as checked
+    from fedsoft.leaderboard.data import Board, CellName
+    from fedsoft.leaderboard.plan import read_plan
+    from fedsoft.machine.resources import environment
+
+    name, files = CellName.read(cell), Board(board)
+    chosen = None if seeds is None else parse_seeds(seeds)
+    found = checked(files, read_plan(plan), name, chosen, lambda text: say(text, err))
+    same, data = all(one.same for one in found), files.read(name.federation)
+    made = {} if data is None else data.environment
+    if json_:
+        print_json({"cell": str(name), "same": same, "runs": [vars(one) for one in found]})
+    else:
+        for one in found:
+            say(one.sentence(name))
+        here = environment()
+        apart = [f"{key} {made.get(key)}" for key in ("python", "platform", "packages") if made.get(key) != here[key]]
+        if not same and apart:
+            say(f"The runs were made elsewhere ({', '.join(apart)}): last bits may differ.")
+    if not same:
+        raise typer.Exit(1)
 
 
 @leaderboard.command(epilog="Example:  fedsoft leaderboard render README.md docs/comparison.md")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -99,13 +99,19 @@ class Plan:
             raise unknown("method of the leaderboard", name, [PRESET, *self.methods])
         return self.methods[name]
 
-    def chosen(self, kind: str, names: Collection[str] | None) -> list[str]:
-        """Return names of `federations` or `methods` in the order of the plan; all where none is given."""
-        known = [PRESET, *self.methods] if kind == "methods" else [*self.federations]
-        for name in names or ():
-            if name not in known:
-                raise unknown(f"{kind.removesuffix('s')} of the leaderboard", name, known)
-        return [name for name in known if not names or name in names]
+    def cells(self, names: Sequence[str]) -> list[tuple[str, list[str], list[Budget]]]:
+        """Return federations with methods and budgets from `FEDERATION[/METHOD[/BUDGET]]`; all where none is given."""
+        found = []
+        for name in names or self.federations:
+            federation, method, budget = [*name.split("/"), "", ""][:3]
+            entry = self.entry(federation)
+            methods = [PRESET, *self.methods] if not method else [method]
+            if method not in ("", PRESET):
+                self.row(method)
+            if budget and budget not in entry.budgets:
+                raise unknown(f"budget of '{federation}'", budget, entry.budgets)
+            found.append((federation, methods, [one for one in entry.budgets if budget in ("", one)]))
+        return found
 
 
 def read_plan(file: Path | None = None) -> Plan:

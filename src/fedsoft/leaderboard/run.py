@@ -33,14 +33,12 @@ class Filler:
         plan: what it is to hold.
         name: of the federation.
         say: called with what begins.
-        stop: whether to stop before the next run.
     """
 
     board: Board
     plan: Plan
     name: str
     say: Callable[[str], object] = id
-    stop: Callable[[], bool] = bool
     player: Player = field(init=False)
     base: RunSpec = field(init=False)
     data: FederationData = field(init=False)
@@ -56,32 +54,32 @@ class Filler:
     def entry(self) -> Entry:
         return self.plan.entry(self.name)
 
-    def fill(self, methods: Sequence[str], budgets: Sequence[Budget], seeds: Sequence[int] | None = None) -> bool:
-        """Run what is missing of these cells; False where it was stopped."""
-        seeds = self.entry.reported if seeds is None else seeds
-        for _ in self._all(methods, [one for one in budgets if one in self.entry.budgets], seeds):
-            if self.stop():
-                return False
-        return True
-
-    def _all(self, methods: Sequence[str], budgets: Sequence[Budget], seeds: Sequence[int]) -> Iterator[None]:
+    def fill(self, methods: Sequence[str], budgets: Sequence[Budget], seeds: Sequence[int]) -> Iterator[None]:
+        """Run what is missing of these cells, and yield after each run."""
         for seed in seeds:
             if seed not in self.data.draws:
                 yield from self._draw(seed)
         for method in methods:
-            if method == PRESET:
-                continue
-            tuned = self.tuned(method)
-            for budget in budgets:
-                name = CellName(self.name, method, budget)
-                if tuned.problem:
-                    self._save(self.data.with_cell(name.key, Cell(label=tuned.label, problem=tuned.problem)))
-                    continue
-                cell = self.data.cells.get(name.key) or Cell(label=tuned.label)
-                if cell.label != tuned.label:
-                    raise InputError(f"cell '{name}' was run with '{cell.label}', tuned is '{tuned.label}': remove it")
-                fill = self._converged if budget == "converged" else self._seeds
-                yield from fill(name, cell, seeds)
+            if method != PRESET:
+                for budget in budgets:
+                    yield from self._cell(CellName(self.name, method, budget), self.tuned(method), seeds)
+
+    def _cell(self, name: CellName, tuned: Tuned, seeds: Sequence[int]) -> Iterator[None]:
+        cell = self.data.cells.get(name.key) or Cell(label=tuned.label)
+        if cell.label != tuned.label:
+            raise InputError(f"cell '{name}' was run with '{cell.label}', tuned is '{tuned.label}': remove it")
+        if problem := tuned.problem or self._sends_nothing(name):
+            if not cell.problem:
+                self._save(self.data.with_cell(name.key, replace(cell, problem=problem)))
+            return
+        yield from (self._converged if name.budget == "converged" else self._seeds)(name, cell, seeds)
+
+    def _sends_nothing(self, name: CellName) -> str:
+        """Return why a budget of bytes means nothing to a method, where it does not."""
+        cell = self.data.cells.get(f"{name.method}/work")
+        if name.budget != "bytes" or cell is None or not cell.finished or any(run.bytes_up for run in cell.finished):
+            return ""
+        return "it sends no bytes"
 
     def _draw(self, seed: int) -> Iterator[None]:
         """Run the federation as it is: what it spends is everybody's budget."""
@@ -116,7 +114,7 @@ class Filler:
         return found
 
     def _of(self, name: str) -> Filler:
-        return Filler(self.board, self.plan, name, self.say, self.stop)
+        return Filler(self.board, self.plan, name, self.say)
 
     def _spent(self, seed: int) -> int:
         """Return the work of the federation's own run with a seed that is tuned on."""
@@ -158,7 +156,7 @@ class Filler:
 
     def _converged(self, name: CellName, cell: Cell, seeds: Sequence[int]) -> Iterator[None]:
         """Run with twice the rounds until that no longer helps; what is kept is the run before."""
-        if cell.runs and cell.rounds is not None:
+        if not seeds or (cell.runs and cell.rounds is not None):
             yield from self._seeds(name, cell, seeds)
             return
         kept = cell
@@ -177,6 +175,22 @@ class Filler:
     def _save(self, data: FederationData) -> None:
         self.data = data
         self.board.write(data)
+
+
+def fill(
+    board: Board, plan: Plan, cells: Sequence[str], seeds: Sequence[int] | None = None,
+    say: Callable[[str], object] = id,
+) -> int | None:  # fmt: skip
+    """Fill the cells of these names; return how many runs were made, None where it was stopped."""
+    made = 0
+    try:
+        for federation, methods, budgets in plan.cells(cells):
+            filler = Filler(board, plan, federation, say)
+            for _ in filler.fill(methods, budgets, filler.entry.reported if seeds is None else seeds):
+                made += 1
+    except KeyboardInterrupt:
+        return None
+    return made
 
 
 def improved(before: Cell, after: Cell, higher_is_better: bool) -> bool:
