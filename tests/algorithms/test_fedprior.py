@@ -194,3 +194,14 @@ def test_the_mean_of_a_clients_models_is_one_model() -> None:
     run = fitted(fs.FedPrior(S=3, predict_with="mean"), pairs, 4)
     kept = run.engine.client_states
     assert torch.allclose(run.personal(2)["weight"].flatten().double(), kept["r"][2] @ kept["w"][2])
+
+
+def test_descent_follows_a_narrow_prior() -> None:
+    """Clients that are all alike teach a narrow prior, whose pull is stiff: steps along gradients would overshoot."""
+    pairs, _, _ = people(spread=0.01)
+    exact, descent = (
+        fitted(fs.FedPrior(S=2, spread=0.1), pairs, 20, solver).state.centers
+        for solver in (fs.Newton(), fs.SGD(lr=0.2, epochs=3, batch=6))
+    )
+    assert bool(torch.isfinite(descent).all())
+    assert torch.cdist(exact, descent).amin(1).max() < 0.2

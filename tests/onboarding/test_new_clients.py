@@ -292,3 +292,23 @@ def test_a_point_that_says_nothing_about_the_shares_is_no_fit(run: fs.Run) -> No
     assert (found.verdict, found.fits, found.to_dict()["fit"]["fits"]) == ("cannot tell", False, False)
     assert "a share could be anything from 0 to 1" in found.sentences()[0]
     assert list(adopted_table([found]).columns[-1].cells) == [Text("cannot tell")]
+
+
+@pytest.mark.parametrize("algorithm", [fs.FedPrior(S=2), fs.FedLevels(S=2)])
+@pytest.mark.parametrize("solver", [fs.Newton(), fs.SGD(lr=0.1, epochs=5, batch=10)])
+def test_a_personal_model_is_pulled_by_the_prior_that_was_learned(algorithm: fs.Algorithm, solver: fs.Solver) -> None:
+    """A new client with the points of a client of the run gets its model, and one with 2 points stays near a center."""
+    rng = np.random.default_rng(0)
+    ways = [THETA[k % 2].numpy() + 0.1 * rng.standard_normal(3) for k in range(30)]
+    fed = Federation.from_clients([draw([1.0], 12, k, torch.tensor(way[None]).float()) for k, way in enumerate(ways)])
+    made, x = fs.fit(algorithm, fed, fs.models.linear(), rounds=12, solver=solver), torch.eye(3)
+    for k in range(4):
+        found = made.adopt(*fed.train.client(k), how="personal", name=str(k)).predict(x)
+        assert torch.allclose(found, torch.as_tensor(made.predict(x, client=k)), atol=0.1)
+    few = [made.adopt(*draw([1.0, 0.0], 2, 50 + k), how="personal").predict(x) for k in range(5)]
+    if isinstance(algorithm, fs.FedPrior):  # under fedlevels two points may as well be of both sources
+        assert max(float((one - THETA[0]).abs().max()) for one in few) < 0.5
+    if isinstance(solver, fs.Newton):  # a strength that is given counts
+        free = made.adopt(*fed.train.client(0), how="personal", lam=0.0).predict(x)
+        own = torch.linalg.lstsq(*(part if part.ndim > 1 else part[:, None] for part in fed.train.client(0))).solution
+        assert torch.allclose(free, own[:, 0], atol=1e-3)

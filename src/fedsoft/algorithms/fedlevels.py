@@ -18,6 +18,7 @@ from fedsoft.clusters.laplace import (
     mixture_evidence,
     noise,
     own_pull,
+    settled,
     shares_of_points,
     statistics,
     unit,
@@ -251,6 +252,11 @@ class FedLevels(Algorithm):
         """Return all models of the client with their shares."""
         p = _counted(mine["p"], state.extra["open"])[:, None]
         return PersonalModels(mine["w"], torch.cat([(1 - p) * mine["r"], p * mine["u"]], 1))
+
+    def adopt(self, site: Site, state: State) -> PersonalModels | None:
+        """Find the kind of new clients by evidence, and their models under the learned priors."""
+        mine = self.init_client(site) | {"w": state.extra["models"].repeat(len(site), 1, 1)}
+        return self.predict(site, settled(self.estimate, site, mine, dict(state.extra)), state)
 
     def _variance(self, level: int) -> float:
         return (self.spread * (NARROW if level else 1)) ** 2

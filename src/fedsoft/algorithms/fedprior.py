@@ -9,16 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.clusters.importance_weights import one_hot
-from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved, squares
+from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit
+from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
 from fedsoft.clusters.network_prior import NetworkPrior, is_network, way_of
 from fedsoft.clusters.personal_way import TASKS
-from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.clusters.variation import Evidence, differences, groups_of, numbers_of
-from fedsoft.core.batches import Prox
 from fedsoft.core.contract import Ask, PersonalModels, State, Way, job
-from fedsoft.core.metrics import binary_cross_entropy, squared_loss
+from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import Model
 from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
 from fedsoft.core.site import Site
@@ -124,7 +122,7 @@ class FedPrior(NetworkPrior):
         new = blended(old, improved(old, sums, self.spread**2), part)
         if not self.learn:
             new = Prior(new.centers, old.covariance, old.shares)
-        extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(ask, answer, s2)}
+        extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(answer, s2)}
         notes |= self._insight(ask, answer, old) if due else {}
         like = state.centers.dtype
         return state.update(
@@ -147,50 +145,52 @@ class FedPrior(NetworkPrior):
         evidence = Evidence(log, int(ask.sizes[answer.ids].sum()), count, numbers_of(prior))
         return {"evidence": evidence, "variation": (answer["variation"].weighted(everybody)[0] / count).tolist()}
 
-    def _noise(self, ask: Ask, answer: Answer, s2: Tensor) -> Tensor:
+    def _noise(self, answer: Answer, s2: Tensor) -> Tensor:
         """Return the variance of the noise: the squared errors over the points that decide no parameter."""
-        if "errors" not in answer or not self.learn:
+        if "noise" not in answer or not self.learn:
             return s2
         everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
-        points = float(ask.sizes[answer.ids].sum())
-        free = points - float(answer["decided"].weighted(everybody)[0])
-        s2 = answer["errors"].weighted(everybody)[0] / max(free, points / 10)
+        errors, points, decided = answer["noise"].weighted(everybody)[0].tolist()
+        s2 = s2.new_tensor(errors / max(points - decided, points / 10))
         return s2.clamp(min=torch.finfo(torch.float32).tiny)
 
-    @job(
-        r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER, evidence=NUMBER,
-        variation=NUMBER,
-    )  # fmt: skip
+    @job(r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER)
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every center, and weigh the centers by their evidence."""
-        prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
-        each = torch.eye(self.S, dtype=torch.float64, device=unit.device).repeat(len(site), 1)
-        strength = (unit / site.data.sizes).repeat_interleave(self.S)
-        w = site.solve_each(mine["w"], prox=_as(site.dtype, prior.pull(each, strength)))
-        loss, posterior = _laplace(site, prior, w, unit)
-        joint = prior.shares.log() + posterior.log_evidence - loss
+        prior, scale = prior_of(shared["centers"], shared), unit(site, shared["s2"], shared["centers"])
+        each, strength = torch.arange(self.S, device=scale.device).repeat(len(site)), scale / site.data.sizes
+        pull, whole = own_pull(site, prior, each, strength.repeat_interleave(self.S))
+        w = site.solve_each(mine["w"], prox=pull)
+        found = fit(site, prior, w, scale[:, None].expand(-1, self.S))
+        w = kept_models(prior, found.posterior, w, whole.view(-1, self.S))
+        joint = prior.shares.log() + found.evidence
         r = joint.softmax(1)
-        reply = {"r": r} | _statistics(prior, posterior, r) | _errors(site, prior, posterior, r, loss * unit[:, None])
-        costs = differences(prior, posterior.covariance, r, groups_of(site.model.layout))
-        reply |= {"evidence": joint.logsumexp(1) - _log_scale(site, unit)}
-        reply |= {"variation": costs * (unit / site.data.sizes)[:, None, None]}
-        reply = {name: value.to(site.dtype) for name, value in reply.items()}
+        costs = differences(prior, found.posterior.covariance, r, groups_of(site.model.layout))
+        reply = {"r": r, "evidence": joint.logsumexp(1), "variation": costs * strength[:, None, None]}
+        reply = self._sent(site, reply, prior, found, r, scale)
         return mine | {"w": w, "r": reply["r"]}, reply
 
-    @job(s=CHOICE, first=MODEL, second=NUMBER, spread=NUMBER, errors=NUMBER, decided=NUMBER)
+    @job(s=CHOICE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Draw a center by r, and solve under it."""
-        prior, unit = prior_of(shared["centers"], shared), _unit(site, shared)
+        prior, scale = prior_of(shared["centers"], shared), unit(site, shared["s2"], shared["centers"])
         s = draw_centers(site.generators("center"), mine["r"])
-        pull = prior.pull(one_hot(s, self.S).double(), unit / site.data.sizes)
-        rows = torch.arange(len(site), device=s.device)
-        w, _ = site.solve(mine["w"][rows, s], prox=_as(site.dtype, pull))
-        own, drawn = prior.chosen(s), unit.new_ones(len(site), 1)
-        loss, posterior = _laplace(site, own, w[:, None], unit)
-        reply = {name: value[:, 0] for name, value in _statistics(own, posterior, drawn).items()}
-        reply |= _errors(site, own, posterior, drawn, loss * unit[:, None])
-        reply = {name: value.to(site.dtype) for name, value in reply.items()}
-        return mine | {"w": mine["w"].index_put((rows, s), w)}, {"s": s, **reply}
+        pull, whole = own_pull(site, prior, s, scale / site.data.sizes)
+        rows, own = torch.arange(len(site), device=s.device), prior.chosen(s)
+        w = site.solve(mine["w"][rows, s], prox=pull)[0][:, None]
+        found = fit(site, own, w, scale[:, None])
+        w = kept_models(own, found.posterior, w, whole[:, None])
+        reply = self._sent(site, {}, own, found, scale.new_ones(len(site), 1), scale)
+        reply |= {name: value[:, 0] for name, value in reply.items() if name != "noise"}
+        return mine | {"w": mine["w"].index_put((rows, s), w[:, 0])}, {"s": s, **reply}
+
+    def _sent(self, site: Site, reply: Reply, prior: Prior, found: Fit, r: Tensor, scale: Tensor) -> Reply:
+        """Return a reply with what the server sums of clients that belong to centers by `r[m, J]`."""
+        known = statistics(prior, found.posterior, r)
+        reply = reply | {name: known[name] for name in ("first", "second", "spread")}
+        if site.model.loss is squared_loss:
+            reply["noise"] = noise(site, prior, found, r, scale[:, None])
+        return {name: value.to(site.dtype) for name, value in reply.items()}
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return the client's models and their shares, or their mean; for networks the one model of its own."""
@@ -199,6 +199,14 @@ class FedPrior(NetworkPrior):
         if self.predict_with == "mean" or self.S == 1:
             return PersonalModels((mine["r"][:, None] @ mine["w"])[:, 0])
         return PersonalModels(mine["w"], mine["r"])
+
+    def adopt(self, site: Site, state: State) -> PersonalModels | None:
+        """Find the centers of new clients by evidence, and their models under the learned prior."""
+        if "strengths" in state.extra:
+            return None
+        mine = {"w": state.centers.repeat(len(site), 1, 1)}
+        shared = {"centers": state.centers, **state.extra}
+        return self.predict(site, settled(self.estimate, site, mine, shared), state)
 
     def closing_tasks(self, model: Model) -> int:
         return 2 * TASKS if self._isotropic(model) else 0  # the trial's and the client's own
@@ -215,53 +223,3 @@ class FedPrior(NetworkPrior):
 def prior_of(centers: Tensor, extra: Mapping[str, Tensor]) -> Prior:
     """Return the prior of a state, or of what clients received, in float64."""
     return Prior(centers.double(), extra["covariance"].double(), extra["shares"].double())
-
-
-def _as(dtype: torch.dtype, prox: Prox) -> Prox:
-    return Prox(prox.strength.to(dtype), prox.target.to(dtype))
-
-
-def _unit(site: Site, shared: Reply) -> Tensor:
-    """Return `[m]`, by which losses are divided to be negative log-likelihoods: 2 s2 for squared loss."""
-    if site.model.loss is binary_cross_entropy:  # the mean over labels
-        return torch.full((len(site),), 1 / site.data.y[:1].numel(), dtype=torch.float64, device=site.data.x.device)
-    s2 = shared["s2"].double().expand(len(site))
-    if bool((s2 > 0).all()):
-        return 2 * s2
-    # Not known yet: as if all centers explained nothing, so that they share all clients at first.
-    first = site.data.mean_by_client(site.losses(shared["centers"]).double().mean(1))
-    return 2 * first.clamp(min=torch.finfo(torch.float32).tiny) / summed_outputs(site)
-
-
-def _log_scale(site: Site, unit: Tensor) -> Tensor:
-    """Return `[m]`, what losses lack to be negative log-likelihoods: for squared loss the logarithm of the noise."""
-    if site.model.loss is not squared_loss:
-        return torch.zeros_like(unit)
-    return site.data.sizes * summed_outputs(site) * (torch.pi * unit).log() / 2
-
-
-def _laplace(site: Site, prior: Prior, w: Tensor, unit: Tensor) -> tuple[Tensor, Posterior]:
-    """Return the negative log-likelihood `[m, J]` at models `w[m, J, P]`, and the posterior around them."""
-    models = w.unbind(1)
-    each = 1 / unit[:, None]
-    loss = torch.stack([site.own_losses(one) for one in models], 1).double() * each
-    slope = torch.stack([site.gradient(one) for one in models], 1).double() * (site.data.sizes / unit)[:, None, None]
-    bend = torch.stack([site.curvature(one, diagonal=prior.diagonal) for one in models], 1).double()
-    return loss, prior.posterior(w.double(), slope, bend * each.view(-1, *[1] * (bend.ndim - 1)))
-
-
-def _statistics(prior: Prior, posterior: Posterior, r: Tensor) -> Reply:
-    """Return what the server sums: models as seen from their centers, squared, and uncertain, `[m, J, ...]`."""
-    d, spread = posterior.mean, posterior.covariance
-    wide = r.view(*r.shape, *[1] * (spread.ndim - 2))
-    return {"first": r[:, :, None] * d, "second": wide * squares(d, diagonal=prior.diagonal), "spread": wide * spread}
-
-
-def _errors(site: Site, prior: Prior, posterior: Posterior, r: Tensor, squared: Tensor) -> Reply:
-    """Return what the variance of the noise is estimated from, for squared loss: errors, and parameters decided."""
-    if site.model.loss is not squared_loss:
-        return {}
-    decided = prior.kept_share(posterior.covariance)
-    return {
-        name: (r * value).sum(1) / summed_outputs(site) for name, value in (("errors", squared), ("decided", decided))
-    }

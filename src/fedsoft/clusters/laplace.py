@@ -6,7 +6,8 @@ Points may count in part: `q[points, J]` holds the share with which each of them
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,11 +18,16 @@ from fedsoft.clusters.posterior import summed_outputs
 from fedsoft.core.batches import Prox
 from fedsoft.core.local_solve import FirstOrder
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
-from fedsoft.core.replies import Reply
+from fedsoft.core.replies import ClientState, Reply
 from fedsoft.core.site import Site
 
+MOST_TASKS, RESTS = 20, 1e-3  # a new client solves so often at most, until no parameter moves by more than this share
 STIFF = 1.0  # of a pull on the mean loss of a client's points: the strongest that first-order solvers are given
 UNIFORM = 1.0  # the parameter of the Dirichlet distribution of a client's shares: all mixtures are equally probable
+
+
+Estimate = Callable[[Site, ClientState, Reply], tuple[ClientState, Reply]]
+"""A job that solves under a prior from models `w[m, J, P]` that clients keep."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,15 @@ def mixture_evidence(site: Site, q: Tensor, found: Tensor) -> tuple[Tensor, Tens
     prior = total.lgamma() - (total + n).lgamma() + each.sum(1)  # of counts, all mixtures being equally probable
     entropy = -_total(site, torch.special.xlogy(q, q).sum(1))
     return found.sum(1) + entropy + prior, (counts + UNIFORM) / (total + n)[:, None]
+
+
+def settled(estimate: Estimate, site: Site, mine: ClientState, shared: Reply) -> ClientState:
+    """Repeat a job with shared models as they are, until the client's own models `w` rest."""
+    for task in range(MOST_TASKS):
+        before, (mine, _) = mine["w"], estimate(replace(site, t=task), mine, shared)
+        if bool(((mine["w"] - before).abs() <= RESTS * (1 + before.abs())).all()):
+            break
+    return mine
 
 
 def _total(site: Site, values: Tensor) -> Tensor:

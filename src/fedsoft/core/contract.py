@@ -231,6 +231,13 @@ class Algorithm(abc.ABC):
         """The strength of the proximal pull towards the centers, also for new clients."""
         return 1.0
 
+    def adopt(self, site: Site, state: State) -> PersonalModels | None:
+        """Return personal models of clients that join after training, from shared models as they are.
+
+        None: each is given one proximal solve, see `onboarding`.
+        """
+        return None
+
     def way(self, state: State) -> Way | None:
         """Return how clients that join later come to a model of their own; None: by one solve under `pull`."""
         return None

@@ -29,11 +29,19 @@ def gauss_newton(model: Model, data: ClientData, w: Tensor, point_weights: Tenso
         weight = block.real.to(w.dtype)
         if point_weights is not None:
             weight = weight * point_weights[block.order]
-        jacobian = _jacobian(model, rows, x)  # [a, B, O, P]
-        hessian = _loss_hessian(model.loss, model.outputs(rows, x), y) * weight[:, :, None, None]
-        flat = jacobian.flatten(1, 2)
-        total.index_add_(0, block.rows, flat.mT @ (hessian @ jacobian).flatten(1, 2))
+        total.index_add_(0, block.rows, pulled_back(model, jacobian(model, rows, x), model.outputs(rows, x), y, weight))
     return (total + total.mT) / 2
+
+
+def pulled_back(model: Model, jacobian: Tensor, output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return the Gauss-Newton matrix `[a, P, P]` of points `[a, B]`, from the derivatives of their outputs."""
+    if model.loss is cross_entropy:  # p_o (J_o - mean)(J_o - mean)', with the mean under p
+        p = output.softmax(-1)
+        apart = jacobian - (p[..., None] * jacobian).sum(2, keepdim=True)
+        left = (apart * (p * weight[..., None])[..., None]).flatten(1, 2)
+        return left.mT @ apart.flatten(1, 2)
+    hessian = _loss_hessian(model.loss, output, y) * weight[:, :, None, None]
+    return jacobian.flatten(1, 2).mT @ (hessian @ jacobian).flatten(1, 2)
 
 
 def gauss_newton_diagonal(
@@ -66,12 +74,17 @@ def gauss_newton_diagonal(
     return total
 
 
-def _jacobian(model: Model, w: Tensor, x: Tensor) -> Tensor:
+def jacobian(model: Model, w: Tensor, x: Tensor) -> Tensor:
     """Return the derivatives `[a, B, O, P]` of the outputs of each model on its inputs, one parameter at a time.
 
-    A pull-back is linear in what is pulled back, so its own derivative is the push-forward: two backward passes give
-    the derivatives of all outputs along one direction.
+    Where outputs are linear in the parameters, these are the outputs of unit vectors. Else: a pull-back is linear in
+    what is pulled back, so its own derivative is the push-forward: two backward passes give the derivatives of all
+    outputs along one direction.
     """
+    if model.is_linear:
+        none = model.outputs(torch.zeros_like(w), x)
+        units = (torch.zeros_like(w).index_fill_(1, torch.tensor(p, device=w.device), 1) for p in range(w.shape[1]))
+        return torch.stack([(model.outputs(unit, x) - none).reshape(*none.shape[:2], -1) for unit in units], -1)
     with torch.enable_grad():
         leaf = w.detach().requires_grad_()
         output = model.outputs(leaf, x)
@@ -89,9 +102,6 @@ def _jacobian(model: Model, w: Tensor, x: Tensor) -> Tensor:
 def _loss_hessian(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, y: Tensor) -> Tensor:
     """Return the second derivatives `[a, B, O, O]` of each point's loss by its outputs."""
     output = output.detach()
-    if loss is cross_entropy:
-        p = output.softmax(-1)
-        return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
     flat = output if output.ndim > 2 else output[..., None]
     width = flat.flatten(2).shape[2]
     if loss is squared_loss:

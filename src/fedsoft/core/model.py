@@ -132,6 +132,8 @@ class Model:
         metric: how predictions are scored.
         features: for models that are linear in their parameters with squared loss: inputs to `[..., P]`, so that the
             output is their product with w. The exact solver needs it.
+        is_linear: whether outputs are linear in the parameters, but for a constant. Their derivatives are then those
+            of any parameters, and the curvature needs no differentiation.
         module: the named tensors of one model to a plain network of the same outputs, for export.
         backends: further backends that a user may choose, by name.
         apart: moves the weights of further centers, for models all of whose draws are the same (see `networks.starts`).
@@ -150,6 +152,7 @@ class Model:
     predict: Callable[[Tensor], Tensor]
     metric: Metric
     features: Callable[[Tensor], Tensor] | None = None
+    is_linear: bool = False
     module: Callable[[Params], nn.Module] | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
     apart: Callable[[Tensor, np.random.Generator], Tensor] | None = None

@@ -68,6 +68,7 @@ def conditional_logit(available: bool = False) -> Builder:
             return Utilities(params["weight"].clone(), available)
 
         aim = goal(shape.task)
-        return Model(layout, draw, Stacked(layout, forward, aim.loss), aim.loss, aim.predict, aim.metric, module=module)
+        backend = Stacked(layout, forward, aim.loss)
+        return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric, is_linear=True, module=module)
 
     return build

@@ -87,7 +87,7 @@ def linear(bias: bool = False) -> Builder:
         aim = goal(shape.task)
         backend: Backend = LeastSquares(features) if single else Stacked(layout, forward, aim.loss)
         return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric,
-                     features=features if single else None, module=module,
+                     features=features if single else None, is_linear=True, module=module,
                      latent=lambda _, x: x.flatten(2))  # fmt: skip
 
     return build

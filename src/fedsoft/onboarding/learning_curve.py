@@ -123,5 +123,5 @@ def _serve(
     for k in range(len(data)):
         yield "center", _score(desk, Ensemble.single(model, best[k]), *test)
         yield "mixture", _score(desk, Ensemble(model, desk.centers, u[k].to(best)), *test)
-        yield "personal", _score(desk, Ensemble.single(model, personal[k]), *test)
+        yield "personal", _score(desk, Ensemble.of(model, personal, k), *test)
         yield "alone", _score(desk, Ensemble.single(model, w[k]), *test)

@@ -22,11 +22,12 @@ from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.class_weights import FixedWeights, trained_on
 from fedsoft.core.client_data import Augment, ClientData
 from fedsoft.core.client_draws import Draws
-from fedsoft.core.contract import Way
+from fedsoft.core.contract import PersonalModels, Way
 from fedsoft.core.federation import Federation
-from fedsoft.core.local_solve import OptimizerState, Solver, losses_of_all
+from fedsoft.core.local_solve import OptimizerState, Solver, Work, losses_of_all
 from fedsoft.core.model import Model
 from fedsoft.core.scaling import Scale
+from fedsoft.core.site import Site
 from fedsoft.data.new_points import seen_inputs
 from fedsoft.errors import InputError
 from fedsoft.machine.threads import one_thread
@@ -125,6 +126,7 @@ class NewClients:
         usual: for the clients of the run.
         class_weights: of the run.
         way: from a center to a model of one's own, in place of that solve, where the run has learned one.
+        adopted: personal models as the run's algorithm makes them, in place of both; None where it has no such way.
     """
 
     federation: Federation
@@ -136,6 +138,7 @@ class NewClients:
     usual: Usual
     class_weights: FixedWeights | None = None
     way: Way | None = None
+    adopted: Callable[[Site], PersonalModels | None] = lambda _: None
 
     @property
     def augment(self) -> Augment | None:
@@ -168,11 +171,22 @@ class NewClients:
         logp = log_density(losses, self.usual.s2, outputs(data))
         return losses, logp, mixtures(logp, data)
 
-    def personal(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> Tensor:
+    def personal(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> PersonalModels:
         """Solve `argmin f(w) + lam/2 sum_s u_s |w - c_s|^2` for each new client, from `start[m, P]`.
 
-        Where the run has learned a way from a center to a model of one's own, take it from `start`.
+        Where the run has learned a prior, that and the evidence of its centers stand in for lam and u; where it has
+        learned a way from a center to a model of one's own, take it from `start`.
         """
+        own = replace(data, augment=self.augment)
+        site = Site(
+            self.model, own, self.solver, names, self.seed, 0, self.centers.dtype, work=Work.none(len(names)),
+            class_weights=self.class_weights,
+        )  # fmt: skip
+        if (found := self.adopted(site)) is not None:
+            return found
+        return PersonalModels(self._solved(data, u, start, names))
+
+    def _solved(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> Tensor:
         if self.way is not None:
             return taken(
                 self.way, start, data.sizes,
@@ -198,7 +212,9 @@ class NewClients:
         best = self.centers[int(mean.argmin())]
         if how == "mixture":
             return Ensemble(self.model, self.centers, u[0].to(self.centers))
-        return Ensemble.single(self.model, best if how == "center" else self.personal(data, u, best[None], [name])[0])
+        if how == "center":
+            return Ensemble.single(self.model, best)
+        return Ensemble.of(self.model, self.personal(data, u, best[None], [name]))
 
 
 def alike(logp: Tensor, u: Tensor, level: float) -> tuple[tuple[int, int], ...]:

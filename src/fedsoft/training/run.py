@@ -151,13 +151,14 @@ class Run:
         """Return what serves several new clients; see `adopt`."""
         engine = self.engine
         way = engine.algorithm.way(self.state) if lam is None else None
+        adopted = partial(engine.algorithm.adopt, state=self.state) if lam is None else lambda _: None
         lam = engine.algorithm.pull if lam is None else lam
         self._published(range(len(self.state.centers)))
         if not 0 <= lam < float("inf"):
             raise InputError(f"lam = {lam} is not allowed: should be 0 or more")
         return NewClients(
             self.federation, self.model, engine.training.solver, self.state.centers, lam, engine.training.seed,
-            self._usual(), engine.training.class_weights, way,
+            self._usual(), engine.training.class_weights, way, adopted,
         )  # fmt: skip
 
     def _usual(self) -> Usual:
@@ -181,8 +182,8 @@ class Run:
             how: what it is handed: the best `center`, the `mixture` of all, or a `personal` model from one proximal
                 solve.
             level: of the intervals of its shares.
-            lam: strength of the pull towards the centers in that solve; default: that of the algorithm, or 1; fedprior
-                takes the way that its networks have learned.
+            lam: strength of the pull towards the centers in that solve; default: that of the algorithm, or 1. fedprior
+                and fedlevels take the prior, or for networks the way, that they have learned, unless it is given.
             name: of the new client; the order of its batches depends on it. Default: that in its file, if any.
         """
         if is_rows(x, self.federation):
