@@ -33,6 +33,8 @@ MODELS: dict[str, tuple[Builder, Pairs]] = {
     "linear": (fs.models.linear(), regression_clients()),
     "softmax": (fs.models.linear(bias=True), class_clients()),
     "mlp": (fs.models.mlp(hidden=[4]), class_clients()),
+    "columns": (lambda shape: fs.models.linear()(shape).by("stacked"), regression_clients()),
+    "rows": (lambda shape: fs.models.linear(bias=True)(shape).by("stacked"), class_clients()),
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsoft.core.batch_iterator import FEW
 from fedsoft.core.batches import GradientParts, Plan, Problem
+from fedsoft.core.compiled_solves import Rule
 from fedsoft.core.local_solve import OptimizerState, descend
 from fedsoft.core.model import Layout, OuterProduct
 from fedsoft.core.schedules import RateSchedule, by_step, rates
@@ -43,6 +44,15 @@ class AdamSettings:
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
         return descend(self, problem, w, state)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The same steps for a compiled loop, see `compiled_solves`."""
+        decay = self.weight_decay or 0.0
+        coupled, apart = (0.0, decay) if self.decoupled else (decay, 0.0)
+        return Rule(
+            self.lr, self.schedule, True, self.beta1, self.beta2, self.eps, False, coupled, apart, self.clip or 0.0
+        )
 
     def slower(self, factor: float) -> Self:
         return replace(self, lr=self.lr * factor)

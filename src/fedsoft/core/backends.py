@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedsoft.core.compiled_solves import Form
 from fedsoft.core.metrics import cross_entropy
 from fedsoft.core.model import Layout, OuterProduct, Params, Step
 
@@ -29,6 +30,7 @@ class Stacked:
         loss: (outputs, targets `[m, B]`) to the loss of each point `[m, B]`.
         training: the same as `forward` in a step of training, where that differs; also returns the new statistics
             `[m, Q]`, which are the last Q parameters.
+        form: how the model is linear in its inputs, for the compiled loop (`compiled_solves`).
     """
 
     layout: Layout
@@ -37,6 +39,7 @@ class Stacked:
     name: str = "stacked"
     one_client_at_a_time: bool = False
     training: Callable[[Params, Tensor, Step], tuple[Tensor, Tensor]] | None = None
+    form: Form | None = None
 
     def gradient_into(
         self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None

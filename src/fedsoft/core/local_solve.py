@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsoft.core.batch_iterator import iterate_batches
 from fedsoft.core.batches import GradientParts, Plan, Problem, check_rows
 from fedsoft.core.client_data import ClientData
+from fedsoft.core.compiled_solves import compiled_solve
 from fedsoft.core.model import Layout, Model
 
 OptimizerState = dict[str, Tensor]
@@ -103,6 +104,8 @@ def descend(
     check_rows("the start of descent", w, len(problem.data), problem.model.size)
     if problem.prox is not None:
         problem.prox.check(len(problem.data), problem.model.size, w.dtype)
+    if (solved := compiled_solve(solver, problem, w, state)) is not None:
+        return solved
     batches = iterate_batches(problem, w.dtype, batch=solver.batch, epochs=solver.epochs, shuffle=solver.shuffle)
     w = batches.stack(w)
     state = {name: batches.stack(value) for name, value in state.items()}

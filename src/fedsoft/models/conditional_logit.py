@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fedsoft.core.backends import Stacked
 from fedsoft.core.client_data import DataShape
+from fedsoft.core.compiled_solves import Form
 from fedsoft.core.metrics import goal
 from fedsoft.core.model import Builder, Layout, Model, Params
 from fedsoft.errors import InputError
@@ -68,7 +70,11 @@ def conditional_logit(available: bool = False) -> Builder:
             return Utilities(params["weight"].clone(), available)
 
         aim = goal(shape.task)
-        backend = Stacked(layout, forward, aim.loss)
-        return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric, is_linear=True, module=module)
+        stacked = Stacked(layout, forward, aim.loss)
+        form = Form("available" if available else "choice", lambda x: x, shape.outputs)
+        return Model(
+            layout, draw, replace(stacked, name="compiled", form=form), aim.loss, aim.predict, aim.metric,
+            is_linear=True, module=module, backends={"stacked": stacked},
+        )  # fmt: skip
 
     return build

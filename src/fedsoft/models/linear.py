@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedsoft.core.backends import Stacked
 from fedsoft.core.client_data import DataShape
-from fedsoft.core.metrics import goal
-from fedsoft.core.model import Backend, Builder, Layout, Model, OuterProduct, Params, Step, xavier_normal
+from fedsoft.core.compiled_solves import Form
+from fedsoft.core.metrics import cross_entropy, goal
+from fedsoft.core.model import Builder, Layout, Model, OuterProduct, Params, Step, xavier_normal
 from fedsoft.settings import checked
 
 __all__ = ["linear"]
@@ -24,8 +25,9 @@ class LeastSquares:
     """Outputs `<w, features(x)>` under squared loss, with the gradient in closed form."""
 
     features: Callable[[Tensor], Tensor]
-    name: str = "stacked"
+    name: str = "compiled"
     one_client_at_a_time: bool = False
+    form: Form | None = None
 
     def forward(self, params: Params, x: Tensor) -> Tensor:
         return torch.bmm(self.features(x), params["weight"].transpose(1, 2)).squeeze(2)
@@ -85,9 +87,14 @@ def linear(bias: bool = False) -> Builder:
             return net
 
         aim = goal(shape.task)
-        backend: Backend = LeastSquares(features) if single else Stacked(layout, forward, aim.loss)
+        stacked = LeastSquares(features, name="stacked") if single else Stacked(layout, forward, aim.loss)
+        form = None
+        if single or aim.loss is cross_entropy:
+            kind = "squared" if single else "softmax"
+            form = Form(kind, lambda x: features(x[None])[0], shape.outputs)
+        backend = stacked if form is None else replace(stacked, name="compiled", form=form)
         return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric,
-                     features=features if single else None, is_linear=True, module=module,
+                     features=features if single else None, is_linear=True, module=module, backends={"stacked": stacked},
                      latent=lambda _, x: x.flatten(2))  # fmt: skip
 
     return build

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsoft.core.batches import GradientParts, Plan, Problem
+from fedsoft.core.compiled_solves import Rule
 from fedsoft.core.local_solve import OptimizerState, descend
 from fedsoft.core.model import Layout
 from fedsoft.core.schedules import RateSchedule, by_step, rates
@@ -57,6 +58,14 @@ class SGD:
 
     def solve(self, problem: Problem, w: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState, Tensor]:
         return descend(self, problem, w, state)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The same steps for a compiled loop, see `core.compiled_solves`."""
+        return Rule(
+            self.lr, self.schedule, False, self.momentum, nesterov=bool(self.nesterov), decay=self.weight_decay or 0.0,
+            clip=self.clip or 0.0,
+        )  # fmt: skip
 
     def slower(self, factor: float) -> SGD:
         return replace(self, lr=self.lr * factor)

@@ -25,8 +25,9 @@ class Execution:
             What does not fit is kept on disk. Results do not depend on it.
         engine: where clients are: `local` in this process, `ray` in others, here or on a cluster; or a `Factory`.
         address: of the cluster, for engines that have one.
-        backend: how a network is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
-            `chain` (the same, with a backward pass written by hand); `auto` takes the fastest.
+        backend: how a model is computed: `stacked` (all clients of a chunk at once), `loop` (one after the other),
+            `chain` (the same, with a backward pass written by hand), `compiled` (linear models, a whole local solve in
+            one compiled loop); `auto` takes the fastest.
         callbacks: what looks at the run while it is trained, see `fedsoft.callbacks`; a function is called with the
             record of every round.
     """
