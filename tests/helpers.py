@@ -20,7 +20,9 @@ from fedsoft.models.linear import linear
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.dropouts import Dropouts
 from fedsoft.solvers.exact import Exact
-from fedsoft.training import FitOptions, Limit, Recipe, Run, fit, play, prepare
+from fedsoft.training import FitOptions, Limit, Run, play
+from fedsoft.training.fit import fit
+from fedsoft.training.prepare import Recipe, prepare
 from fedsoft.training.records import RoundRecord
 
 # Batches of 5 leave last batches of 5, 1, 4, 3 and 2 points; the number of batches runs from 1 to 5.

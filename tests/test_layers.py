@@ -253,7 +253,26 @@ def test_every_algorithm_and_solver_is_offered_at_the_root() -> None:
         _ = fedsoft.FedSof
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, fedsoft.cli; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+HEAVY = {"torch", "numba", "scipy", "sklearn", "matplotlib", "pyarrow", "numpy", "jinja2", "psutil", "ray"}
+LOADED = "import sys; {0}; print(*sorted({1} & set(sys.modules)))"
+
+
+def loaded(code: str, of: set[str]) -> list[str]:
+    """The packages among these that are imported once a program has run."""
+    line = LOADED.format(code, of)
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")[-2].split()
+
+
+def test_help_and_the_package_itself_wait_for_nothing_heavy() -> None:
+    assert loaded("import fedsoft, fedsoft.cli", HEAVY | {"pydantic"}) == []
+
+
+def test_a_table_of_runs_waits_for_nothing_heavy(tmp_path: Path) -> None:
+    """Records are plain: showing them takes none of what training them takes."""
+    federation = fedsoft.datasets.synthetic(partition="10:90", seed=0, clients=4, points=[20, 20])
+    algorithm = fedsoft.FedSoft(S=2, K=2)
+    fedsoft.fit(algorithm, federation, fedsoft.models.linear(), rounds=1).save(tmp_path / "one")
+    for command in (["ls"], ["ls", "--json"], ["show", "one"], ["show", "one", "--json"]):
+        words = [*command, "--out", str(tmp_path)]
+        assert loaded(f"from fedsoft.cli import app; app({words!r}, standalone_mode=False)", HEAVY) == [], command

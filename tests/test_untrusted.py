@@ -30,7 +30,8 @@ from fedsoft.data.parquet import read_columns
 from fedsoft.datasets.folder import folder
 from fedsoft.errors import FedsoftError, InputError, StoreError
 from fedsoft.escape import plain, shown
-from fedsoft.reports.tables import run_view, runs_table
+from fedsoft.reports.run_list import runs_table
+from fedsoft.reports.tables import run_view
 from fedsoft.reports.web_page import report
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute, place

@@ -178,6 +178,8 @@ def code_in(kind: str, name: str, settings: Mapping[str, Any]) -> list[str]:
     """Return the names of code in a plugin and its settings; import none of it."""
     if is_code(name):  # what its settings mean is not known before it is imported
         return [name, *(value for value in settings.values() if isinstance(value, str) and is_code(value))]
+    if not any(is_code(str(value)) for value in settings.values()):
+        return []
     marked = _code_settings(find(kind, name)) if name in names(kind) else []
     return [str(settings[key]) for key in marked if is_code(str(settings.get(key, "")))]
 
@@ -213,6 +215,24 @@ def missing(package: str, name: str) -> AttributeError:
     """Return the error for a name that a package of plugins does not offer."""
     kind = package.rpartition(".")[2]
     return AttributeError(f"module '{package}': {unknown(kind.removesuffix('s'), name, names(kind))}")
+
+
+def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__` that imports what it offers when it is used, from its modules by name.
+
+    A package whose __init__ imports all of its modules takes the time of all of them wherever one is needed.
+    """
+
+    def offer(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        home = importlib.import_module(f"{package}.{homes[name]}")
+        for one in homes:  # all of them: the module itself may now stand where something of its name belongs
+            if homes[one] == homes[name]:
+                setattr(sys.modules[package], one, getattr(home, one))
+        return getattr(home, name)
+
+    return offer
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fedsoft as fs
+from fedsoft.clusters.evidence import Evidence
 from fedsoft.clusters.learned_prior import Prior
-from fedsoft.clusters.variation import EACH, Evidence, differences, groups_of, numbers_of
+from fedsoft.clusters.variation import EACH, differences, groups_of, numbers_of
 from fedsoft.core.model import Layout
 from tests.helpers import Pairs, fitted, regression_clients
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import fedsoft as fs
-from fedsoft.clusters.variation import Evidence
+from fedsoft.clusters.evidence import Evidence
 from fedsoft.core.columns import Columns
 from fedsoft.core.model import Layout, Model
-from fedsoft.evaluation.cluster_profiles import ClusterProfiles, cluster_profiles
-from fedsoft.evaluation.variance_table import VarianceRow, parameter_names, prior_summary
+from fedsoft.evaluation.cluster_profiles import cluster_profiles
+from fedsoft.evaluation.values import ClusterProfiles, VarianceRow
+from fedsoft.evaluation.variance_table import parameter_names, prior_summary
 from fedsoft.training.records import RoundRecord
 
 SCALE = torch.tensor([1.0, 10.0, 0.1])

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 import fedsoft as fs
 from fedsoft.core.federation import Federation, Truth
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports.withheld import without_centers
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions

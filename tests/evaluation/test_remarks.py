@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fedsoft.evaluation.remarks import remarks_on
-from fedsoft.evaluation.spread import Spread
-from fedsoft.evaluation.yardsticks import Yardstick
+from fedsoft.evaluation.spread import Spread, Yardstick
 
 
 @dataclass

@@ -13,7 +13,6 @@ import fedsoft as fs
 from fedsoft.core.federation import DataShape, Federation, Truth
 from fedsoft.core.metrics import ACCURACY, MSE
 from fedsoft.evaluation.scores import (
-    Spread,
     align,
     center_scores,
     center_usage,
@@ -23,6 +22,7 @@ from fedsoft.evaluation.scores import (
     score,
     weights_by_source,
 )
+from fedsoft.evaluation.spread import Spread
 
 # --- a number per client ----------------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsoft.core.contract import State
+from fedsoft.reports.run_list import runs_table
 from fedsoft.reports.run_loader import read
-from fedsoft.reports.tables import run_view, runs_table
+from fedsoft.reports.tables import run_view
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute
 from fedsoft.runs.find import list_runs

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from fedsoft.cli import app
 from fedsoft.errors import InputError
-from fedsoft.evaluation.scores import Scores, Spread
+from fedsoft.evaluation.spread import Spread
+from fedsoft.evaluation.values import Scores
 from fedsoft.paper import centers, published
 from fedsoft.paper.cells import Case
 from fedsoft.paper.item_kinds import METHODS, CentersItem, ComparisonItem, Item

@@ -22,8 +22,9 @@ from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.flower.server.expected_replies import forms_of
 from fedsoft.flower.server.reply_validator import ReplyValidator, Rows
 from fedsoft.reports.page import Verdict
+from fedsoft.reports.run_list import runs_list
 from fedsoft.reports.run_loader import read
-from fedsoft.reports.tables import run_view, runs_list
+from fedsoft.reports.tables import run_view
 from fedsoft.reports.web_page import page_of
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute

@@ -50,7 +50,7 @@ def forged(tmp_path: Path, part: str, name: str) -> RunFolder:
     raw = made.spec().to_dict()
     table = {"name": "module", "factory": name, "init": "own", "loss": "auto"} if part == "factory" else {"name": name}
     raw["model" if part == "factory" else part] = table
-    forged = RunSpec.from_dict(raw, saved=True)
+    forged = RunSpec.from_dict(raw, source="saved")
     (made.path / "spec.toml").write_text(tomli_w.dumps(forged.to_dict()))
     point, info = made.checkpoint(), made.info
     assert point is not None

@@ -12,7 +12,8 @@ import pytest
 
 import fedsoft as fs
 from fedsoft.errors import InputError
-from fedsoft.evaluation.scores import Scores, Spread
+from fedsoft.evaluation.spread import Spread
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports.trials import table
 from fedsoft.runs import spec
 from fedsoft.runs.folder import RunFolder

@@ -9,12 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.clusters.evidence import Evidence
 from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit
 from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
 from fedsoft.clusters.network_prior import NetworkPrior, is_network, way_of
 from fedsoft.clusters.personal_way import TASKS
 from fedsoft.clusters.selection import Participants, draw_centers, participants
-from fedsoft.clusters.variation import Evidence, differences, groups_of, numbers_of
+from fedsoft.clusters.variation import differences, groups_of, numbers_of
 from fedsoft.core.contract import Ask, PersonalModels, State, Way, job
 from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import Model

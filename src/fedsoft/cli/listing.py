@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft import plugins
 from fedsoft.cli.common import JsonOption, app, out, print_json
 from fedsoft.errors import unknown
 
@@ -29,6 +28,8 @@ def list_(
     """List what a run can be made of, with settings and defaults."""
     if kind not in LISTED:
         raise unknown("kind", kind, LISTED)
+    from fedsoft import plugins
+
     if kind == "presets":
         from fedsoft.runs.presets import presets
 
@@ -49,6 +50,8 @@ def list_(
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:
+    from fedsoft import plugins
+
     thing = plugins.find(kind, name)
     about = (thing.__doc__ or "").strip().split("\n\n")[0]
     known = plugins.own_settings(kind, name)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsoft import plugins
 from fedsoft.cli.common import (
     STOPPED,
     AllowOption,
@@ -161,7 +160,7 @@ def show(name: RunArgument, out_dir: OutOption = Path("runs"), json_: JsonOption
 @app.command(epilog="Example:  fedsoft ls --out runs")
 def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
     """List the saved runs."""
-    from fedsoft.reports.tables import runs_list, runs_table
+    from fedsoft.reports.run_list import runs_list, runs_table
     from fedsoft.runs.find import list_runs
 
     runs = list_runs(out_dir)
@@ -180,6 +179,7 @@ def carry_out(
 
     `check`: also check the saved state of a finished run. `origin`: the run that it goes on from.
     """
+    from fedsoft import plugins
     from fedsoft.cli.progress import Progress
     from fedsoft.runs.folder import RunFolder
     from fedsoft.runs.spec import code_in
@@ -272,7 +272,7 @@ def show_runs(folders: list[RunFolder], json_: bool) -> None:
 
 
 def _as_json(folder: RunFolder) -> dict[str, Any]:
-    from fedsoft.reports.tables import state_of
+    from fedsoft.reports.run_list import state_of
     from fedsoft.training.notices import of_scores, warnings
     from fedsoft.training.records import Totals
 
@@ -282,7 +282,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
     return {
         "run": folder.name,
         "path": str(folder.path),
-        "spec": folder.spec().to_dict(),
+        "spec": folder.recorded.to_dict(),
         "hash": folder.info.hash,
         "rounds": totals.rounds,
         "seconds": totals.seconds,

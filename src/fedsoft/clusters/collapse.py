@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HARDLY = 0.1  # of an even share of the points: a center with less is hardly used
 COPY = 1e-3  # of the size of two centers: a pair that is nearer is one center twice
@@ -18,6 +19,8 @@ def use_of(centers: Tensor, u: Tensor, n: Tensor) -> dict[str, list[float]]:
     sum_k a_k^2 with a_k = u_ks n_k. `apart`: the distance to the nearest other center, divided by the root mean square
     of all centers' norms; 0 for copies.
     """
+    import torch
+
     c, shares = centers.double(), u.double() * n.double()[:, None]
     total, squares = shares.sum(0), shares.square().sum(0)
     effective = total.square() / squares.clamp(min=torch.finfo(torch.float64).tiny)
@@ -38,6 +41,8 @@ def reseeded(centers: Tensor, u: Tensor, n: Tensor, w: Tensor) -> Tensor:
         centers, u, n: as in `use_of`.
         w: models `[m, P]` that clients have made in this round.
     """
+    import torch
+
     use = use_of(centers, u, n)["use"]
     poor = unused(use)
     if not poor or not len(w):

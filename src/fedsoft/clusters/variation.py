@@ -12,8 +12,6 @@ points, and the server needs only their sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,39 +19,6 @@ from fedsoft.clusters.learned_prior import Prior
 from fedsoft.core.model import Layout
 
 EACH = 64  # parameters up to which every one has a row of its own; larger models have one for each tensor
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """How well a prior explains the points of clients, without having been told their models.
-
-    Arguments:
-        log: `log sum_s pi_s p(points_k | c_s, Sigma_s)`, summed over clients.
-        points, clients: that these are.
-        numbers: how many the prior itself consists of.
-    """
-
-    log: float
-    points: int
-    clients: int
-    numbers: int
-
-    @property
-    def per_point(self) -> float:
-        return self.log / self.points
-
-    @property
-    def tells_centers(self) -> bool:
-        """Whether runs with other S can be compared by it: not where a prior has more numbers than there are points."""
-        return self.numbers < self.points
-
-    @property
-    def charged(self) -> float:
-        """The same less 1 for each number of the prior (Akaike): what runs with other S compare by.
-
-        So much less would clients have on average from whom the prior was not learned.
-        """
-        return (self.log - self.numbers) / self.points
 
 
 def numbers_of(prior: Prior) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from fedsoft.core.class_weight_choice import ClassWeights
 from fedsoft.core.client_data import ClientData, DataShape
 from fedsoft.core.metrics import binary_cross_entropy
 from fedsoft.errors import InputError
@@ -28,9 +28,6 @@ BALANCED = (
     "class_weights = 'balanced' is not allowed: label counts do not leave the nodes of a federation, should be 'local' "
     "(by each client's own labels) or a list of weights"
 )
-
-ClassWeights = Literal["balanced", "local"] | list[Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]]
-"""What users give: `balanced` over all clients, `local` by each client's own labels, or a weight for each class."""
 
 FixedWeights = Literal["local"] | tuple[float, ...]
 """What clients train with."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fedsoft.core.partition import Partition
 from fedsoft.errors import InputError, unknown
 from fedsoft.plugins import build, find, is_code, names
+
+if TYPE_CHECKING:
+    from fedsoft.core.partition import Partition
 
 LONGEST_NAME = 1000  # characters of a short form
 
@@ -40,4 +42,4 @@ def as_partition(partition: str | Partition) -> Partition:
     if not isinstance(partition, str):
         return partition
     name, settings = parse_partition(partition)
-    return cast(Partition, build("partitions", name, settings, allow=[name]))
+    return cast("Partition", build("partitions", name, settings, allow=[name]))

@@ -116,7 +116,7 @@ class ClientHost:
     def restore(self, saved: Blocks) -> None:
         """Give all clients their saved state, in place of `init_clients`; raise if its form differs."""
         first = self._initial(np.arange(1)) if len(self) else {}
-        wanted = {name: Form(value.dtype, (len(self), *value.shape[1:])) for name, value in first.items()}
+        wanted = {name: Form.of(value, len(self)) for name, value in first.items()}
         if len(self) and wanted != dict(saved.forms):
             wrong = sorted(name for name in {*wanted, *saved.forms} if wanted.get(name) != saved.forms.get(name))
             raise StoreError(f"the saved state of clients does not fit this run: {', '.join(wrong)} differ")

@@ -87,7 +87,7 @@ class ClientStore(ClientRows):
 
     def put(self, rows: np.ndarray, values: Mapping[str, Tensor]) -> None:
         """Set the rows of some clients. The first call decides which entries there are."""
-        self.lay_out({name: Form(v.dtype, (self.count, *v.shape[1:])) for name, v in values.items()})
+        self.lay_out({name: Form.of(v, self.count) for name, v in values.items()})
         for name, value in values.items():
             form = self.forms.get(name)
             if form is None or (form.dtype, form.shape[1:]) != (value.dtype, tuple(value.shape[1:])):

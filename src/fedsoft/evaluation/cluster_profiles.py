@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
@@ -14,6 +11,7 @@ from fedsoft.core.federation import Columns, Federation
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import cross_entropy, squared_loss
 from fedsoft.core.model import Model
+from fedsoft.evaluation.values import ClassLean, ClusterProfile, ClusterProfiles, Effect
 from fedsoft.evaluation.variance_table import parameter_names
 
 MOST_POINTS = 2048  # at which centers are compared, evenly from those of all clients
@@ -21,74 +19,6 @@ MOST_CENTERS = 64  # that are compared
 MEMBERS = 3  # clients that are named as typical
 MOST_CLASSES = 100  # of which single ones are told
 CONSTANT = 1e-4  # as a share of its size: what varies less is rounding
-
-
-@dataclass(frozen=True)
-class Effect:
-    """One input of a model that is linear in its weights.
-
-    Arguments:
-        name: of the input, and of the output where there are several.
-        weight: that the center gives it.
-        effect: how much more than under the mean center one standard deviation of the input moves the output: the
-            log-odds of a class, or the prediction.
-    """
-
-    name: str
-    weight: float
-    effect: float
-
-
-@dataclass(frozen=True)
-class ClassLean:
-    """How much more often than all centers together one predicts a class: a difference of mean probabilities."""
-
-    name: str
-    more: float
-
-
-@dataclass(frozen=True)
-class ClusterProfile:
-    """One center, told from the mean of all.
-
-    Arguments:
-        share: of the clients, by their mixtures.
-        clients: whose main center it is.
-        members: the clients that it fits best, by name.
-        apart: the share of points for which it predicts another class than all centers together, or the root mean
-            squared difference from their mean prediction, in standard deviations of the targets.
-        effects: of models that are linear in their weights: the largest first.
-        classes: of classifiers: the largest difference first.
-    """
-
-    share: float
-    clients: int
-    members: list[str]
-    apart: float | None
-    effects: list[Effect] = field(default_factory=list)
-    classes: list[ClassLean] = field(default_factory=list)
-
-    def told_by(self, most: int = 3) -> str:
-        """What tells it from the mean center, in a few words: inputs with their effects, or else classes."""
-        if self.effects:
-            return ", ".join(f"{one.name} {one.effect:+.2f}" for one in self.effects[:most])
-        return ", ".join(f"{one.name} {100 * one.more:+.1f} %" for one in self.classes[:most])
-
-
-@dataclass(frozen=True)
-class ClusterProfiles:
-    """All centers, and how far each pair is apart (as `ClusterProfile.apart`, of one from the other)."""
-
-    profiles: list[ClusterProfile]
-    pairs: list[list[float | None]]
-
-    def without(self, hidden: Collection[int]) -> ClusterProfiles:
-        """Return the same with nothing about these centers but how many clients they have."""
-        profiles = [ClusterProfile(one.share, one.clients, [], None) if s in hidden else one
-                    for s, one in enumerate(self.profiles)]  # fmt: skip
-        pairs = [[None if s in hidden or j in hidden else value for j, value in enumerate(row)]
-                 for s, row in enumerate(self.pairs)]  # fmt: skip
-        return ClusterProfiles(profiles, pairs)
 
 
 def cluster_profiles(model: Model, centers: Tensor, u: Tensor, federation: Federation) -> ClusterProfiles | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,36 +14,8 @@ from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.model import Model
 from fedsoft.evaluation.spread import Spread
-from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
-
-Values = list[float | None]
-"""A number for each client or center; None where it is not defined."""
-
-
-@dataclass(frozen=True)
-class MetricScores:
-    """One metric beside that of the model.
-
-    Arguments:
-        train, held_out: personal models on the clients' own points; clients where it is not defined do not count.
-        skipped_train, skipped_held_out: how many clients these are.
-        yardsticks: how constant predictors fare.
-        centers: of every center (rows) on the test set of every source (columns), where sources are known.
-        on_all, on_own: of every center on the points of all clients, and of those whose largest part it is.
-        by_client_train, by_client_held_out: the value of each client.
-    """
-
-    higher_is_better: bool
-    train: Spread | None
-    held_out: Spread | None
-    skipped_train: int
-    skipped_held_out: int
-    yardsticks: list[Yardstick] = field(default_factory=list)
-    centers: list[Values] | None = None
-    on_all: Values | None = None
-    on_own: Values | None = None
-    by_client_train: Values = field(default_factory=list)
-    by_client_held_out: Values = field(default_factory=list)
+from fedsoft.evaluation.values import MetricScores, Values
+from fedsoft.evaluation.yardsticks import yardsticks
 
 
 def score_metrics(

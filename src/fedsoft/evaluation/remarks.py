@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedsoft.evaluation.spread import Spread
-from fedsoft.evaluation.yardsticks import Yardstick
+from fedsoft.evaluation.spread import Spread, Yardstick
 
 FEW = 5  # points of a client: a value over so few is mostly chance
 GAP = 0.15  # of a share, such as accuracy, by which held-out points may fall behind training points

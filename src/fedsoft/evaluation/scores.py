@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedsoft.core.batches import Problem
@@ -19,133 +17,13 @@ from fedsoft.core.federation import Federation, Truth
 from fedsoft.core.local_solve import evaluation_block
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE, Metric
 from fedsoft.core.model import Model
-from fedsoft.evaluation.cluster_profiles import ClusterProfiles, cluster_profiles
-from fedsoft.evaluation.metric_scores import MetricScores
-from fedsoft.evaluation.remarks import remarks_on
-from fedsoft.evaluation.spread import Spread
-from fedsoft.evaluation.variance_table import PriorSummary
-from fedsoft.evaluation.yardsticks import Yardstick, yardsticks
+from fedsoft.evaluation.cluster_profiles import cluster_profiles
+from fedsoft.evaluation.spread import Spread, Yardstick
+from fedsoft.evaluation.values import CenterUsage, Scores
+from fedsoft.evaluation.yardsticks import yardsticks
 from fedsoft.solvers.exact import Exact
 
-
-@dataclass(frozen=True)
-class CenterUsage:
-    """How clients use one center; needs no truth.
-
-    Arguments:
-        share: of all points, by the clients' mixtures.
-        clients: how many have it as their largest part.
-        on_all: its metric on the points of all clients.
-        on_own: on those of the clients whose largest part it is; None where there are none.
-    """
-
-    share: float
-    clients: int
-    on_all: float
-    on_own: float | None
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How good a run is. Entries that need a truth are None where it is unknown.
-
-    Arguments:
-        metric: what the errors are: `mse`, `accuracy` or `loss`.
-        sources: the names of the sources.
-        centers: the metric of every center (rows) on the test set of every source (columns).
-        alignment: for each center the source that it stands for.
-        best: for each source the center that serves it best.
-        recovery: mean absolute error of u against the true mixture, after alignment.
-        recovery_uniform: that of equal shares, which anybody could guess.
-        shares: the true mean mixture of the clients whose largest share is source j, for each j.
-        personal_train, personal_held_out: personal models on the clients' own points.
-        oracle: the metric on each source of a model trained on that source's points alone, where it is known exactly.
-        noise_floor: the error that no model can beat.
-        served: what clients make of each center, on their held-out points, or all where none are held out.
-        distance: mean over pairs of sources of |theta_s - theta_r|^2 of the oracle models: the scale of the errors.
-        yardsticks: how constant predictors fare where the personal models are scored.
-        metrics: what else the run asked for, by name.
-        clusters: what tells the centers apart, where clients have mixtures of several and their points are here.
-        prior: what a learned prior says of the clients, where the algorithm has one.
-    """
-
-    metric: str
-    higher_is_better: bool
-    sources: list[str]
-    centers: list[list[float]] | None
-    alignment: list[int] | None
-    best: list[int] | None
-    recovery: float | None
-    recovery_uniform: float | None
-    shares: list[list[float]] | None
-    personal_train: Spread | None
-    personal_held_out: Spread | None
-    oracle: list[float] | None = None
-    noise_floor: float | None = None
-    distance: float | None = None
-    served: list[CenterUsage] | None = None
-    yardsticks: list[Yardstick] = field(default_factory=list)
-    metrics: dict[str, MetricScores] = field(default_factory=dict)
-    clusters: ClusterProfiles | None = None
-    prior: PriorSummary | None = None
-
-    @property
-    def of_best(self) -> list[float] | None:
-        """For each source the metric of the center that serves it best; None without centers."""
-        if not self.centers or self.best is None:
-            return None
-        return [self.centers[s][j] for j, s in enumerate(self.best)]
-
-    @property
-    def clients(self) -> int:
-        """How many clients have training points."""
-        return 0 if self.personal_train is None else self.personal_train.clients
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Scores:
-        """Read what `to_dict` gave; raises ValueError for a field that is missing or of another type."""
-        return _adapter().validate_python(values)
-
-    def __str__(self) -> str:
-        """A few lines for a Python session; the command line has tables."""
-        lines = []
-        for j, source in enumerate(self.sources if self.centers and self.best else []):
-            values = [center[j] for center in self.centers or []]
-            known = [("oracle", self.oracle[j] if self.oracle else None), ("noise floor", self.noise_floor)]
-            beside = "".join(f", {name} {value:.4g}" for name, value in known if value is not None)
-            errors = " ".join(f"{'*' * (s == (self.best or [])[j])}{value:.4g}" for s, value in enumerate(values))
-            lines.append(f"{self.metric} of the centers on {source}: {errors} (*: best){beside}")
-        for s, use in enumerate(self.served or []):
-            own = "" if use.on_own is None else f", {use.on_own:.4g} on those of its own"
-            lines.append(f"center {s}: {use.share:.0%} of the points, the largest part of {use.clients} clients; "
-                         f"{self.metric} {use.on_all:.4g} on all clients{own}")  # fmt: skip
-        for what, spread in (("training", self.personal_train), ("held-out", self.personal_held_out)):
-            if spread is not None:
-                parts = f"mean {spread.mean:.4g}, median {spread.median:.4g}, worst tenth {spread.worst_decile:.4g}"
-                lines.append(f"{self.metric} of personal models on {what} points: {parts} of {spread.clients} clients")
-        for name, one in self.metrics.items():
-            if (spread := one.held_out or one.train) is not None:
-                what = "training" if one.held_out is None else "held-out"
-                parts = f"mean {spread.mean:.4g}, worst tenth {spread.worst_decile:.4g}"
-                lines.append(f"{name} of personal models on {what} points: {parts} of {spread.clients} clients")
-        if self.recovery is not None:
-            guess = "" if self.recovery_uniform is None else f", equal shares would give {self.recovery_uniform:.3f}"
-            lines.append(f"mean |u - true share| = {self.recovery:.3f}{guess}")
-        for yardstick in self.yardsticks:
-            if yardstick.held_out is not None:
-                lines.append(f"{self.metric} of the {yardstick.name} on held-out points: {yardstick.held_out.mean:.4g}")
-        for s, one in enumerate(self.clusters.profiles if self.clusters else []):
-            lines.append(f"what tells center {s} apart: {one.told_by()}" if one.told_by() else "")
-        lines += self.prior.sentences if self.prior else []
-        return "\n".join([*filter(None, lines), *(f"note: {remark.text}" for remark in remarks_on(self))])
-
-
-@cache
-def _adapter() -> TypeAdapter[Scores]:
-    return TypeAdapter(Scores)
+FEW = 4  # centers and sources of which all assignments are tried
 
 
 def center_scores(model: Model, centers: Tensor, tests: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
@@ -196,13 +74,25 @@ def align(table: np.ndarray, higher_is_better: bool) -> list[int]:
 
     Centers that are left over, when there are more than sources, stand for the source that they serve best.
     """
-    from scipy.optimize import linear_sum_assignment  # takes half a second to import
-
     cost = -table if higher_is_better else table
     alignment = cost.argmin(axis=1)
-    rows, columns = linear_sum_assignment(cost)
+    rows, columns = _assignment(cost)
     alignment[rows] = columns
     return alignment.tolist()
+
+
+def _assignment(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and columns whose pairs cost least together."""
+    if max(cost.shape) > FEW or not np.isfinite(cost).all():
+        from scipy.optimize import linear_sum_assignment  # takes half a second to import
+
+        return linear_sum_assignment(cost)
+    few, many = sorted(cost.shape)
+    own = np.arange(few)
+    wide = cost if cost.shape[0] == few else cost.T
+    chosen = min(itertools.permutations(range(many), few), key=lambda taken: wide[own, [*taken]].sum())
+    pairs = own, np.array(chosen, dtype=np.int64)
+    return pairs if cost.shape[0] == few else pairs[::-1]
 
 
 def recovery(u: Tensor, truth: Tensor, alignment: list[int]) -> float:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Directed(Protocol):
@@ -44,8 +43,11 @@ class Spread:
     @staticmethod
     def of(values: Tensor, metric: Directed, sizes: Tensor | None = None) -> Spread | None:
         """Of the clients that have a value (NaN: none); `sizes`: how many points each value rests on."""
-        there = ~torch.isnan(values)
-        kept = values[there].double().cpu().numpy()
+        import numpy as np
+
+        found = values.double().cpu().numpy()
+        there = ~np.isnan(found)
+        kept = found[there]
         if not len(kept):
             return None
         order = np.argsort(kept, kind="stable")
@@ -54,8 +56,22 @@ class Spread:
         worst = slice(0, tenth) if metric.higher_is_better else slice(len(kept) - tenth, None)
         points = None
         if sizes is not None:
-            points = int(sizes.cpu()[there.cpu()].numpy()[order][worst].sum())
+            points = int(sizes.cpu().numpy()[there][order][worst].sum())
         return Spread(
             float(kept.mean()), float(np.median(kept)), float(kept[worst].mean()), len(kept), float(kept.std()),
             points,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How a constant predictor fares on the clients' points.
+
+    Arguments:
+        name: what it predicts: `own majority class`, `overall mean`.
+        train, held_out: over clients.
+    """
+
+    name: str
+    train: Spread | None
+    held_out: Spread | None

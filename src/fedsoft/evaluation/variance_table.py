@@ -4,75 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from fedsoft.clusters.variation import EACH, Evidence
+from fedsoft.clusters.evidence import Evidence
+from fedsoft.clusters.variation import EACH
 from fedsoft.core.columns import Columns
 from fedsoft.core.metrics import binary_cross_entropy, cross_entropy, squared_loss
 from fedsoft.core.model import Layout, Model
-
-
-@dataclass(frozen=True)
-class VarianceRow:
-    """What differences between clients cost in loss per point, at the clients' own inputs.
-
-    Arguments:
-        name: of the parameter or tensor in which they differ.
-        between: by the centers alone.
-        within: around their centers.
-        noise: the part of `within` that clients' own points do not tell.
-    """
-
-    name: str
-    between: float
-    within: float
-    noise: float
-
-    @property
-    def total(self) -> float:
-        return self.between + self.within
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Of the total: between sources, within them as far as points tell it, and noise. They add up to 1."""
-        if self.total <= 0:
-            return 0.0, 0.0, 0.0
-        noise = min(self.noise, self.within)
-        return self.between / self.total, (self.within - noise) / self.total, noise / self.total
-
-
-@dataclass(frozen=True)
-class PriorSummary:
-    """What a learned prior says of the clients; see docs/prior.md.
-
-    Arguments:
-        evidence: how well it explains their points.
-        unit: of the variances: `mse`, `log loss` or `loss`, per point.
-        total: of all parameters together.
-        variance: a row for each parameter, or for each tensor of a larger model, as if only that one differed. Where
-            parameters vary together these do not add up to the total.
-    """
-
-    evidence: Evidence
-    unit: str
-    total: VarianceRow
-    variance: list[VarianceRow]
-
-    @property
-    def sentences(self) -> list[str]:
-        """What there is to say of it, without a full stop; nothing reads them."""
-        between, within, noise = self.total.shares
-        evidence = self.evidence
-        less = f"{evidence.charged:.4f} less 1 for each of the {evidence.numbers} numbers of the prior"
-        use = f"{less}: compare it with that of other S"
-        if not evidence.tells_centers:
-            use = f"of a prior with {evidence.numbers} numbers: compare other S by held-out points"
-        return [
-            f"clients differ by {self.total.total:.3g} in {self.unit} per point: {between:.0%} of it between sources, "
-            f"{within:.0%} within them, {noise:.0%} in noise",
-            f"log evidence {evidence.per_point:.4f} per point, {use}",
-        ]
+from fedsoft.evaluation.values import PriorSummary, VarianceRow
 
 
 class Noted(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,23 +10,9 @@ from torch import Tensor
 from fedsoft.core.client_data import ClientData, Task
 from fedsoft.core.client_metrics import Judged
 from fedsoft.core.federation import Federation
-from fedsoft.evaluation.spread import Directed, Spread
+from fedsoft.evaluation.spread import Directed, Spread, Yardstick
 
 WORDS: dict[Task, str] = {"regression": "mean", "classification": "majority class", "multilabel": "majority"}
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """How a constant predictor fares on the clients' points.
-
-    Arguments:
-        name: what it predicts: `own majority class`, `overall mean`.
-        train, held_out: over clients.
-    """
-
-    name: str
-    train: Spread | None
-    held_out: Spread | None
 
 
 def yardsticks(federation: Federation, metric: Directed, values: Callable[[Judged], Tensor]) -> list[Yardstick]:

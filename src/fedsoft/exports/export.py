@@ -21,7 +21,7 @@ from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.federation import Federation
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.escape import file_name
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.exports.model_card import Card, card
 from fedsoft.exports.onnx_program import OnnxWriter
 from fedsoft.exports.raw_inputs import RawInputs, sample, scaled, scales

@@ -10,7 +10,7 @@ import torch
 
 from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.escape import plain
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.exports.raw_inputs import RawInputs
 from fedsoft.machine.resources import environment
 from fedsoft.runs.spec import PATHS, RunSpec

@@ -8,11 +8,8 @@ import re
 import sys
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from fedsoft.errors import InputError
 
@@ -58,6 +55,8 @@ def memory_size(size: int | str | None) -> int:
 
 def available() -> int:
     """Return the bytes of memory that can be used without swapping, within the limit of a container if there is one."""
+    import psutil
+
     free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
     try:
         taken = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
@@ -117,4 +116,6 @@ def environment() -> dict[str, Any]:
 @cache
 def _packages() -> dict[str, str]:
     """Return versions, which are read from files that take a while to parse."""
+    from importlib.metadata import version
+
     return {name: version(name) for name in ("fedsoft", "torch", "numpy", "scipy", "safetensors")}

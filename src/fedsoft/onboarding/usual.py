@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from pydantic import TypeAdapter
-from torch import Tensor
 
-from fedsoft.clusters.posterior import log_density, mixtures, noise_scale, posterior
-from fedsoft.core.client_data import ClientData
-from fedsoft.core.federation import Federation
-from fedsoft.core.local_solve import losses_of_all
-from fedsoft.core.metrics import cross_entropy, squared_loss
-from fedsoft.core.model import Model
-from fedsoft.errors import InputError
-from fedsoft.machine.threads import one_thread
-from fedsoft.seeds import generator
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fedsoft.core.client_data import ClientData
+    from fedsoft.core.federation import Federation
+    from fedsoft.core.model import Model
 
 Verdict = Literal["fits", "fits no center", "no better than guessing", "cannot tell"]
 REJECTED = 0.01  # no center fits when fewer than this share of simulated clients have a loss as large
 SIMULATED = 1999  # clients that are resampled from the points of the run's clients
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 80, 120, 200, 300, 500, 1000)  # points of a simulated client
-LEVELS = np.linspace(0, 1, 201)  # of the quantiles that are kept
+LEVELS = 201  # of the quantiles that are kept
 
 
 @dataclass(frozen=True)
@@ -94,6 +89,14 @@ class Usual:
     @staticmethod
     def of(federation: Federation, model: Model, centers: Tensor, seed: int) -> Usual:
         """Measure on the clients' held-out points, or on their training points where there are none."""
+        import torch
+
+        from fedsoft.clusters.posterior import log_density, mixtures, noise_scale, posterior
+        from fedsoft.core.local_solve import losses_of_all
+        from fedsoft.core.metrics import squared_loss
+        from fedsoft.errors import InputError
+        from fedsoft.machine.threads import one_thread
+
         kept = federation.held_out if int(federation.held_out.sizes.sum()) else federation.train
         if not len(kept.x):
             raise InputError("what is usual for the clients of this run is not known: their points are not here")
@@ -109,14 +112,18 @@ class Usual:
 
     def judge(self, loss: float, points: int) -> Fit:
         """Compare a mean loss over `points` points with that of simulated clients."""
-        row = self._row(points)
-        below = float(np.interp(loss, row, LEVELS)) if loss <= row[-1] else 1.0
+        import numpy as np
+
+        row, levels = self._row(points), _levels()
+        below = float(np.interp(loss, row, levels)) if loss <= row[-1] else 1.0
         chance = (1 + SIMULATED * (1 - below)) / (SIMULATED + 1)
-        typical, limit = (float(np.interp(level, LEVELS, row)) for level in (0.5, 1 - REJECTED))
+        typical, limit = (float(np.interp(level, levels, row)) for level in (0.5, 1 - REJECTED))
         return Fit(loss, typical, limit, chance, self.mean, self.guess)
 
     def _row(self, points: int) -> np.ndarray:
         """Return the quantiles for a number of points; between two that are kept, the spread goes as 1 / sqrt(n)."""
+        import numpy as np
+
         rows, at = np.array(self.quantiles), 1 / np.sqrt(COUNTS)
         place = 1 / np.sqrt(min(points, COUNTS[-1]))
         return np.array([np.interp(place, at[::-1], column[::-1]) for column in rows.T])
@@ -128,14 +135,20 @@ class Usual:
     def from_dict(values: Mapping[str, Any]) -> Usual:
         """Read what `to_dict` gave; raises ValueError for a field that is missing or of another form."""
         found = _adapter().validate_python(values)
-        if len(found.quantiles) != len(COUNTS) or any(len(row) != len(LEVELS) for row in found.quantiles):
-            raise ValueError(f"quantiles should be {len(COUNTS)} rows of {len(LEVELS)}")
+        if len(found.quantiles) != len(COUNTS) or any(len(row) != LEVELS for row in found.quantiles):
+            raise ValueError(f"quantiles should be {len(COUNTS)} rows of {LEVELS}")
         return found
 
 
 @cache
 def _adapter() -> TypeAdapter[Usual]:
     return TypeAdapter(Usual)
+
+
+def _levels() -> np.ndarray:
+    import numpy as np
+
+    return np.linspace(0, 1, LEVELS)
 
 
 def outputs(data: ClientData) -> int:
@@ -145,16 +158,24 @@ def outputs(data: ClientData) -> int:
 
 def _simulated(losses: np.ndarray, data: ClientData, points: int, seed: int) -> list[float]:
     """Return the quantiles of the mean loss of simulated clients."""
+    import numpy as np
+
+    from fedsoft.seeds import generator
+
     rng = generator(seed, "imagined", points)
     sizes, offsets = data.sizes.cpu().numpy(), data.offsets.cpu().numpy()
     who = rng.integers(0, len(sizes), SIMULATED)
     fraction = rng.random((SIMULATED, points))
     rows = offsets[who, None] + (fraction * sizes[who, None]).astype(np.int64)
-    return np.quantile(losses[rows].mean(1), LEVELS).tolist()
+    return np.quantile(losses[rows].mean(1), _levels()).tolist()
 
 
 def _guess(model: Model, data: ClientData) -> float | None:
     """Return the smallest mean loss of a constant: the variance of targets, or the entropy of class frequencies."""
+    import torch
+
+    from fedsoft.core.metrics import cross_entropy, squared_loss
+
     y = data.y[data.points]
     if model.loss is squared_loss:
         return float((y.double() - y.double().mean(0)).square().reshape(len(y), -1).sum(1).mean())

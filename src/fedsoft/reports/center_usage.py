@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fedsoft.evaluation.scores import CenterUsage
+from fedsoft.evaluation.values import CenterUsage
 from fedsoft.reports.cells import column
 from fedsoft.reports.common_sections import thin
 from fedsoft.reports.numbers import factor, unit

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from fedsoft.errors import StoreError
 from fedsoft.reports.run_loader import Finished
 from fedsoft.runs.folder import OUTCOME
@@ -31,6 +29,8 @@ class Clients:
 
 def clients_of(run: Finished) -> Clients:
     """Return what was saved about every client."""
+    import torch
+
     outcome, point = run.folder.outcome(), run.folder.checkpoint()
     if outcome is None or point is None:
         raise StoreError(f"'{run.folder.path / OUTCOME}' is missing: the clients of the run cannot be shown without it")

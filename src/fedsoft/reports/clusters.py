@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedsoft.evaluation.cluster_profiles import ClusterProfile
-from fedsoft.evaluation.variance_table import PriorSummary
+from fedsoft.evaluation.values import ClusterProfile, PriorSummary
 from fedsoft.reports.cells import Values, column, measured
 from fedsoft.reports.numbers import factor, metric_name
 from fedsoft.reports.page import Axis, Block, Cell, Column, Figure, Panel, RunRef, Series, Table, Text, heads

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsoft import plugins
 from fedsoft.errors import FedsoftError
-from fedsoft.evaluation.scores import Spread
+from fedsoft.evaluation.spread import Spread
 from fedsoft.reports.cells import column, known, measured
 from fedsoft.reports.clients import Clients, clients_of
 from fedsoft.reports.numbers import count, factor, metric_name, several, size, unit

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.common_sections import cost_table
 from fedsoft.reports.compare_page import courses, personal_bars, quality_table

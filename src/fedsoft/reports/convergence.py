@@ -11,7 +11,6 @@ from fedsoft.reports.center_usage import served_course
 from fedsoft.reports.common_sections import MOST_BANDS, band, thin
 from fedsoft.reports.numbers import factor, unit
 from fedsoft.reports.page import Axis, Block, Figure, Level, Panel, RunRef, Series, Text
-from fedsoft.reports.pictures import draw
 from fedsoft.reports.run_loader import Finished, Group, finished
 from fedsoft.reports.withheld import withheld_centers
 from fedsoft.runs.folder import RunFolder
@@ -47,11 +46,15 @@ def convergence(group: Group) -> list[Block]:
 
 
 def picture(folder: RunFolder) -> bytes | None:
-    """Return the same of one run as PNG; None where there is nothing to draw."""
+    """Return the same of one run as PNG; None where there is nothing to draw: a line takes two points."""
     run = finished(folder)
+    if len(run.records) < 2:
+        return None
     figures = [block for block in convergence(Group("", (run,))) if isinstance(block, Figure)]
     if not figures:
         return None
+    from fedsoft.reports.pictures import draw  # matplotlib takes half a second
+
     panels = tuple(panel for figure in figures for panel in figure.panels)
     return draw(replace(figures[0], panels=panels), run.spec.title, columns=len(run.scores.sources) or 2)
 

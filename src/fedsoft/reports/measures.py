@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedsoft.evaluation.scores import Spread
+from fedsoft.evaluation.spread import Spread
 from fedsoft.reports.metrics import KINDS, metric_names
 from fedsoft.reports.metrics import held_out as metric_held_out
 from fedsoft.reports.run_loader import Group

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from fedsoft.evaluation.metric_scores import MetricScores
 from fedsoft.evaluation.spread import Spread
+from fedsoft.evaluation.values import MetricScores
 from fedsoft.reports.cells import Over, Values, column, known
 from fedsoft.reports.numbers import number, unit
 from fedsoft.reports.page import Cell, Table, heads

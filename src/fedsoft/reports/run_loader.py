@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsoft.errors import InputError, StoreError
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports.page import RunRef
 from fedsoft.reports.withheld import withheld_centers, without_centers
 from fedsoft.runs.find import find_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedsoft import plugins
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports.cells import column, known, mean_of
 from fedsoft.reports.clients import Clients
 from fedsoft.reports.cluster_models import cluster_models

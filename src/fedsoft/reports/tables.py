@@ -5,15 +5,13 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.errors import FedsoftError
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.reports import page
 from fedsoft.reports.cells import Over, Values, known
 from fedsoft.reports.cluster_models import cluster_models
@@ -21,10 +19,10 @@ from fedsoft.reports.clusters import profile_tables, variance_tables
 from fedsoft.reports.common_sections import personal_table
 from fedsoft.reports.metrics import metric_tables
 from fedsoft.reports.numbers import metric_name, number, size, unit
+from fedsoft.reports.run_list import BUDGET, state_of
 from fedsoft.reports.run_loader import Finished
 from fedsoft.reports.run_loader import Group as Seeds
 from fedsoft.reports.withheld import withheld_centers, without_centers
-from fedsoft.runs.config_diff import apart, in_short
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.spec import RunSpec, code_in
 from fedsoft.safety.privacy import statements
@@ -37,13 +35,9 @@ from fedsoft.training.notices import (
     members,
     of_scores,
     silence,
-    unheard,
     warnings,
 )
 from fedsoft.training.records import RoundRecord, Totals
-
-BUDGET = "finished (budget)"  # of work or bytes, before the last round
-EARLY = "finished (early)"  # by a callback
 
 
 def grid(
@@ -116,7 +110,7 @@ def _parent(folder: RunFolder) -> list[str]:
 def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
     """Return everything there is to say about one run."""
     scores, records = folder.scores(), folder.records()
-    spec = folder.spec()
+    spec = folder.recorded
     head = Text(spec.title, style="bold")
     if scores is None:
         where = f"after round {len(records)} of {spec.rounds}"
@@ -207,49 +201,3 @@ def seeds_table(all_scores: list[Scores]) -> Table:
     if first.recovery is not None:
         add("mean |u - true share|", [scores.recovery for scores in all_scores], share=True)
     return table
-
-
-def runs_table(folders: list[RunFolder]) -> Table:
-    """Return the runs of a folder, one line each."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("run", "algorithm", "dataset", "settings", "rounds", "state")
-    for column in columns:
-        table.add_column(column, justify="right" if column == "rounds" else "left", no_wrap=column == "run")
-    for row in runs_list(folders):
-        table.add_row(*(Text(row["changed"] if column == "settings" else str(row[column])) for column in columns))
-    return table
-
-
-def runs_list(folders: list[RunFolder]) -> list[dict[str, Any]]:
-    """Return the runs of a folder as plain values; a run that cannot be read is listed as damaged."""
-    rows, specs = [], {}
-    for i, folder in enumerate(folders):
-        row: dict[str, Any] = {"run": folder.name, "path": str(folder.path), "settings": {}, "changed": ""}
-        try:
-            folder = RunFolder.open(folder.path)
-            spec, info, done = folder.spec(), folder.info, len(folder.records())
-            row |= {"algorithm": spec.algorithm.name, "dataset": spec.dataset.name, "seed": spec.seed,
-                    "variant": spec.variant, "rounds": f"{done}/{spec.rounds}",
-                    "state": state_of(folder), "created": info.created}  # fmt: skip
-            specs[i] = spec
-        except FedsoftError as error:
-            row |= dict.fromkeys(("algorithm", "dataset", "seed", "rounds", "created"), "")
-            row |= {"variant": None, "state": f"damaged: {error}"}
-        rows.append(row)
-    for (i, spec), settings in zip(specs.items(), apart(list(specs.values())), strict=True):
-        rows[i] |= {"settings": settings, "changed": in_short(settings, spec)}
-    return rows
-
-
-def state_of(folder: RunFolder) -> str:
-    """Return `finished`, with what is unusual about the end, or `diverged`, or `stopped`."""
-    if folder.scores() is None:
-        return "stopped" if folder.diverged is None else "diverged"
-    spec, records = folder.spec(), folder.records()
-    if unheard(records):
-        return "finished (nobody answered)"
-    outcome = folder.outcome()
-    if outcome is not None and outcome.ended_by:
-        return EARLY
-    budget = spec.work is not None or spec.bytes is not None
-    return BUDGET if budget and len(records) < spec.rounds else "finished"

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fedsoft.evaluation.metric_scores import MetricScores
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import MetricScores, Scores
 from fedsoft.runs.spec import RunSpec
 from fedsoft.safety.privacy import below, why_withheld
 from fedsoft.training.records import RoundRecord

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,39 @@ SHOWN = ("about", "seed", "rounds", "variant")  # in the name of a run or beside
 COLUMNS = ("algorithm", "dataset")  # their names
 
 
-def apart(specs: Sequence[RunSpec]) -> list[Settings]:
+def apart(specs: Sequence[RunSpec], noted: Sequence[Settings | None] = ()) -> list[Settings]:
     """Return for each run the settings that are not those of its preset.
 
     A run of a file is compared with those that have the same label: the file may be gone.
+
+    Arguments:
+        specs: of the runs.
+        noted: what was found when each of them began, see `from_preset`; None where it was not.
     """
-    names, bases = presets(), dict[tuple[str, bool], RunSpec]()
-    alike: dict[str, list[Settings]] = {}
+    names, alike = presets(), dict[str, list[Settings]]()
     for spec in specs:
         alike.setdefault(spec.label, []).append(_flat(spec))
     found: list[Settings] = []
-    for spec in specs:
-        preset, fast = _preset_of(spec, names), spec.variant == "fast"
-        if preset and (preset, fast) not in bases:
-            bases[preset, fast] = read(preset, fast=fast)
-        found.append(_changed(spec, bases[preset, fast]) if preset else _varying(spec, alike[spec.label]))
+    for spec, known in zip(specs, noted or [None] * len(specs), strict=True):
+        if known is None:
+            preset = _preset_of(spec, names)
+            known = _changed(spec, _base(preset, spec.variant)) if preset else _varying(spec, alike[spec.label])
+        found.append(known)
     return found
+
+
+def from_preset(spec: RunSpec) -> Settings | None:
+    """Return the settings that are not those of its preset; None for a run that was not made of one.
+
+    A run notes it when it begins: what the preset means by then is known without importing its parts.
+    """
+    preset = _preset_of(spec, presets())
+    return _changed(spec, _base(preset, spec.variant)) if preset else None
+
+
+@cache
+def _base(preset: str, variant: str | None) -> RunSpec:
+    return read(preset, fast=variant == "fast")
 
 
 def in_short(settings: Mapping[str, Any], spec: RunSpec) -> str:

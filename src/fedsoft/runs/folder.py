@@ -28,22 +28,25 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsoft.errors import InputError, StoreError
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.runs.checkpoints import BEFORE, STATE, Checkpoint, kept_name, write_state
-from fedsoft.runs.data_summary import DataSummary
 from fedsoft.runs.info import FORMAT, RunInfo
 from fedsoft.runs.lock import NEW, locked
 from fedsoft.runs.round_log import RoundLog
 from fedsoft.runs.sealed import read_object, read_typed, sealed_text
-from fedsoft.runs.spec import RunSpec
+from fedsoft.runs.spec import RunSpec, Source
 from fedsoft.runs.states import NO_RUN, Found, States
 from fedsoft.storage import files
 from fedsoft.storage.atomic import replacing, said, sync
 from fedsoft.storage.toml import toml
 from fedsoft.training.outcome import Outcome
 from fedsoft.training.records import RoundRecord
+
+if TYPE_CHECKING:
+    from fedsoft.runs.data_summary import DataSummary
 
 DIVERGED = "diverged.json"
 OUTCOME = "outcome.json"
@@ -116,13 +119,21 @@ class RunFolder:
 
         A folder is data: code that it names is not imported unless that name is in `allow`.
         """
+        return self._spec(allow, "saved")
+
+    @property
+    def recorded(self) -> RunSpec:
+        """The same for those who only show it: its parts are not imported, nor compared with those of this version."""
+        return self._spec((), "record")
+
+    def _spec(self, allow: Collection[str], source: Source) -> RunSpec:
         try:
             raw = toml(files.read_text(self.path / "spec.toml"))
         except (OSError, ValueError) as error:
             raise StoreError(f"'{self.path / 'spec.toml'}' cannot be read: {files.reason(error)}") from None
         info = self.info
         try:
-            spec = RunSpec.from_dict(raw, info.label, allow=allow, saved=True)
+            spec = RunSpec.from_dict(raw, info.label, allow=allow, source=source)
         except InputError as error:
             raise StoreError(f"'{self.path / 'spec.toml'}' does not fit this version of fedsoft: {error}") from None
         if spec.hash != info.hash:
@@ -146,6 +157,8 @@ class RunFolder:
     @property
     def data(self) -> DataSummary:
         """What is known of the clients without their points."""
+        from fedsoft.runs.data_summary import DataSummary
+
         return read_typed(self.path / "data.json", DataSummary.from_dict, "the run cannot be used without it")
 
     def outcome(self) -> Outcome | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from fedsoft.machine.resources import environment
-from fedsoft.runs.spec import RunSpec
-from fedsoft.training.rounds import Change
+from fedsoft.runs.config_diff import from_preset
+
+if TYPE_CHECKING:
+    from fedsoft.runs.spec import RunSpec
+    from fedsoft.training.rounds import Change
 
 FORMAT = "fedsoft-run-3"
 
@@ -36,6 +38,8 @@ class Parent:
     @property
     def change(self) -> Change | None:
         """Who joined and left, and when; None where the clients are the same."""
+        from fedsoft.training.rounds import Change
+
         return Change(self.rounds, self.joined, self.left) if self.joined or self.left else None
 
 
@@ -50,6 +54,7 @@ class RunInfo:
         keep: the state of every `keep` rounds is kept.
         parent: the run that this one continues, where there is one.
         code: digests of the user's own code, by its names, see `user_code`.
+        changed: the settings that were not those of its preset; None where it was made of none.
         created, python, platform, processor, command, packages: see `resources.environment`.
     """
 
@@ -61,6 +66,7 @@ class RunInfo:
     keep: int | None = None
     parent: Parent | None = None
     code: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, Any] | None = None
     created: str = ""
     python: str = ""
     platform: str = ""
@@ -73,9 +79,11 @@ class RunInfo:
         spec: RunSpec, data: str = "", about: str = "", keep: int | None = None, parent: Parent | None = None
     ) -> RunInfo:
         """Describe a run that begins now, on this machine."""
+        from fedsoft.machine.resources import environment
+
         return RunInfo(
             format=FORMAT, label=spec.label, hash=spec.hash, data=data, about=about, keep=keep, parent=parent,
-            **environment(),
+            changed=from_preset(spec),             **environment(),
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:

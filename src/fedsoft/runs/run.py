@@ -24,6 +24,7 @@ from fedsoft.runs.spec import RunSpec
 from fedsoft.runs.user_code import digests
 from fedsoft.safety.conditions import Conditions
 from fedsoft.training import FitOptions, Limit, Plan
+from fedsoft.training.fit import fit as fit_once
 
 
 @dataclass(repr=False)
@@ -104,4 +105,4 @@ def fit(
     return training.train(plan, federation, partial(Run, plan=plan))
 
 
-fit.__doc__ = training.fit.__doc__
+fit.__doc__ = fit_once.__doc__

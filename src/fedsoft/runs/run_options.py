@@ -20,7 +20,8 @@ from fedsoft.runs.given import Given
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.conditions import Conditions
 from fedsoft.settings import renamed
-from fedsoft.training import Execution, FitOptions, Limit, Plan, Recipe, prepare
+from fedsoft.training import Execution, FitOptions, Limit, Plan
+from fedsoft.training.prepare import Recipe, prepare
 
 
 @dataclass(frozen=True, kw_only=True)

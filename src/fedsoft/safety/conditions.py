@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from fedsoft.core.contract import Algorithm
 from fedsoft.errors import InputError
 from fedsoft.safety.dropouts import Dropouts, check_share
+from fedsoft.safety.exclusions import Diverged
 from fedsoft.safety.malicious import Attack
 from fedsoft.safety.privacy import Privacy
 from fedsoft.safety.robust import Aggregator
 from fedsoft.secure.protection import Secure
-
-Diverged = Literal["stop", "drop"]
-"""When a client's training diverges (values not finite): `stop` the run, or `drop` the client for this ask."""
 
 
 @dataclass(frozen=True)

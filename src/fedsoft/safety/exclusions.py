@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+Diverged = Literal["stop", "drop"]
+"""When a client's training diverges (values not finite): `stop` the run, or `drop` the client for this ask."""
 
 
 class Reason(StrEnum):

@@ -21,18 +21,19 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedsoft.clusters.collapse import use_of
-from fedsoft.core.contract import Algorithm, Means, State
-from fedsoft.core.metrics import squared_loss
-from fedsoft.core.model import Model
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsoft.core.contract import Algorithm, Means, State
+    from fedsoft.core.model import Model
 
 LEAST_CLIP = 1e-30  # near the smallest numbers that there are, rounding would make long what was clipped
 ORDERS = [*range(2, 65), 80, 96, 128, 192, 256]  # of Renyi divergences, for draws without replacement
@@ -113,6 +114,8 @@ class Privacy:
 
         `plain_mean`: whether neither an aggregator nor a guard is in use.
         """
+        from fedsoft.core.metrics import squared_loss
+
         kind = type(algorithm).__name__
         for clip, noise in (("clip", "noise"), ("update_clip", "update_noise")):
             limit, std = getattr(self, clip), getattr(self, noise)
@@ -244,7 +247,7 @@ def withheld(privacy: Privacy | None, state: State, sizes: Tensor) -> dict[int, 
     if privacy is None or not privacy.floor or not len(c):
         return {}
     if u is None or u.shape[1] != len(c):
-        u = torch.ones(len(sizes), len(c))
+        u = c.new_ones(len(sizes), len(c))
     return below(privacy.floor, use_of(c, u.to(sizes.device), sizes)["effective"])
 
 

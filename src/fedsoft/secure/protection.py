@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.core.contract import Algorithm, Needs
 from fedsoft.errors import InputError
 from fedsoft.settings import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsoft.core.contract import Algorithm
 
 LEAST = 2  # clients of a sum
 
@@ -41,6 +43,8 @@ class Secure:
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise where an algorithm has to see replies of single clients."""
+        from fedsoft.core.contract import Needs
+
         if algorithm.needs is not Needs.SUMS:
             raise InputError(
                 f"secure = true is not allowed for this {type(algorithm).__name__}: with these settings it needs "
@@ -68,9 +72,12 @@ def visible(weights: Tensor, homes: Sequence[str] | None = None) -> Tensor:
     independent and alike. 1 for a reply that can be computed from them. With `homes`, the node of each client, it is
     that of the combination of a node's replies of which most is shown, for each client.
 
+    >>> import torch
     >>> visible(torch.tensor([[1.0, 1, 1, 1]])).tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
+    import torch
+
     used = weights.double()
     if not used.numel():
         return used.new_zeros(used.shape[1])

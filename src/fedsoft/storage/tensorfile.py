@@ -7,6 +7,7 @@ the length of a header, the header as JSON, the numbers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -14,13 +15,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fedsoft.storage import files
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 BLOCK_BYTES = 8 * 2**20  # in memory at once when all rows are read
 LONGEST_HEADER = 10**7  # the safetensors library takes ten times as much
@@ -28,24 +29,35 @@ LONGEST_HEADER = 10**7  # the safetensors library takes ten times as much
 MOST_ROWS = 2**31  # of a tensor without bytes
 
 # In the order of the library, which puts the last kinds first in a file, so that all numbers are aligned.
-KINDS = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
-    "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
-    "F64": torch.float64, "I64": torch.int64, "U64": torch.uint64,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in KINDS.items()}
+# A header is read without torch, which knows these types by their second names; the third are bytes.
+_KINDS = (
+    ("BOOL", "bool", 1), ("U8", "uint8", 1), ("I8", "int8", 1), ("I16", "int16", 2), ("U16", "uint16", 2),
+    ("F16", "float16", 2), ("BF16", "bfloat16", 2), ("I32", "int32", 4), ("U32", "uint32", 4), ("F32", "float32", 4),
+    ("F64", "float64", 8), ("I64", "int64", 8), ("U64", "uint64", 8),
+)  # fmt: skip
+TYPES = {kind: name for kind, name, _ in _KINDS}
+BYTES = {kind: count for kind, _, count in _KINDS}
+KINDS = {name: kind for kind, name, _ in _KINDS}
 
 
 @dataclass(frozen=True)
 class Form:
-    """The type and shape of a tensor, whose rows lie along the first axis; a single number is one row."""
+    """The type (`F32`) and shape of a tensor, whose rows lie along the first axis; a single number is one row."""
 
-    dtype: torch.dtype
+    kind: str
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(tensor: Tensor) -> Form:
-        return Form(tensor.dtype, tuple(tensor.shape))
+    def of(tensor: Tensor, rows: int | None = None) -> Form:
+        """Return the form of a tensor, or of one like it with this many rows."""
+        shape = tuple(tensor.shape) if rows is None else (rows, *tensor.shape[1:])
+        return Form(KINDS[str(tensor.dtype).removeprefix("torch.")], shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, TYPES[self.kind])
 
     @property
     def rows(self) -> int:
@@ -55,7 +67,7 @@ class Form:
     @property
     def row_bytes(self) -> int:
         """The bytes of one row."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * BYTES[self.kind]
 
     @property
     def bytes(self) -> int:
@@ -93,6 +105,8 @@ class TensorFile:
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in their order, a block at a time, with the number of the first."""
+        import torch
+
         form = self.places[name][1]
         for begin, end in form.spans():
             rows = torch.empty((end - begin, *form.shape[1:]), dtype=form.dtype)
@@ -100,6 +114,8 @@ class TensorFile:
             yield begin, rows
 
     def whole(self, name: str) -> Tensor:
+        import torch
+
         form = self.places[name][1]
         tensor = torch.empty(form.shape, dtype=form.dtype)
         self.read(name, 0, tensor)
@@ -108,6 +124,8 @@ class TensorFile:
 
 def as_bytes(rows: Tensor) -> memoryview:
     """Return the bytes of a tensor, without a copy where it is contiguous."""
+    import torch
+
     rows = rows.detach().cpu().contiguous()
     return rows.view(-1).view(torch.uint8).numpy().data if rows.numel() else memoryview(b"")
 
@@ -122,19 +140,19 @@ def write_at(handle: int, content: bytes | memoryview, position: int) -> None:
 
 def consecutive(forms: Mapping[str, Form], begin: int = 0) -> dict[str, tuple[int, Form]]:
     """Return a place for each tensor, one after the other."""
-    ends = np.cumsum([begin, *(form.bytes for form in forms.values())]).tolist()
+    ends = itertools.accumulate((form.bytes for form in forms.values()), initial=begin)
     return {name: (place, form) for place, (name, form) in zip(ends, forms.items(), strict=False)}
 
 
 def arrange(forms: Mapping[str, Form], notes: str) -> tuple[bytes, dict[str, tuple[int, Form]]]:
     """Return the header of a safetensors file with these tensors and notes, and the places of the tensors in it."""
-    kinds = list(KINDS)
-    rank = {name: -kinds.index(NAMES[form.dtype]) for name, form in forms.items()}
+    kinds = list(TYPES)
+    rank = {name: -kinds.index(form.kind) for name, form in forms.items()}
     ordered = {name: forms[name] for name in sorted(forms, key=lambda name: (rank[name], name.encode()))}
     header: dict[str, object] = {"__metadata__": {"fedsoft": notes}}
     for name, (place, form) in consecutive(ordered).items():
         header[name] = {
-            "dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [place, place + form.bytes]
+            "dtype": form.kind, "shape": form.shape, "data_offsets": [place, place + form.bytes]
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -171,7 +189,7 @@ def _read_header(handle: int) -> tuple[str, dict[str, tuple[int, Form]]]:
         notes = header.pop("__metadata__")["fedsoft"]
         for name, entry in header.items():
             (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
-            form = Form(KINDS[entry["dtype"]], shape)
+            form = Form(entry["dtype"], shape)
             if any(type(n) is not int or n < 0 for n in (begin, end, *shape)) or end - begin != form.bytes:
                 raise ValueError(f"{name!r} has no place")
             if not form.bytes and max(shape, default=0) > MOST_ROWS:  # the length of the file limits all others
@@ -219,7 +237,7 @@ class _InMemory:
             yield begin, rows[begin:end]
 
 
-class Saved(Mapping[str, Tensor]):
+class Saved(Mapping[str, "Tensor"]):
     """The tensors of a file whose names begin with a prefix, by the rest of the names. Read when used."""
 
     def __init__(self, file: TensorFile, prefix: str) -> None:

@@ -128,7 +128,7 @@ def variant(base: RunSpec, name: str, settings: dict[str, Any]) -> RunSpec:
     raw["solver"] = solver if solver.get("name", base.solver.name) != base.solver.name else raw["solver"] | solver
     raw |= {"source": settings["source"]} if "source" in settings else {}
     return RunSpec.from_dict(
-        raw, f"{base.label}-{name}", allow=allow, saved=True
+        raw, f"{base.label}-{name}", allow=allow, source="saved"
     )  # the base was checked when it was read
 
 

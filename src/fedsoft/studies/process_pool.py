@@ -282,7 +282,7 @@ def _prepare(stop: Event, parent: int) -> None:
 
 
 def _work(text: str, label: str, allow: list[str], path: Path, options: RunOptions) -> Ending:
-    spec = RunSpec.from_dict(toml(text), label, allow=allow, saved=True)  # it was checked when it was read
+    spec = RunSpec.from_dict(toml(text), label, allow=allow, source="saved")  # it was checked when it was read
     return _carry_out(spec, path, replace(options, should_stop=_should_stop))
 
 

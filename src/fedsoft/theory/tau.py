@@ -15,7 +15,7 @@ from fedsoft.models.linear import linear
 from fedsoft.solvers.exact import Exact
 from fedsoft.theory.check import Found, statement, yes
 from fedsoft.theory.library import quiet
-from fedsoft.training import Recipe, prepare
+from fedsoft.training.prepare import Recipe, prepare
 
 TAUS = (1, 2, 5, 10, 20)
 ROUNDS, SEEDS = 20, 4

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from fedsoft.clusters.collapse import COPY, unused
 from fedsoft.evaluation.remarks import remarks_on
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.safety.exclusions import Exclusion, Reason
 from fedsoft.training.records import RoundRecord
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsoft.core.class_weights import ClassWeights
+from fedsoft.core.class_weight_choice import ClassWeights
 from fedsoft.core.client_metrics import MetricChoice
 from fedsoft.engine.base import Factory
 from fedsoft.engine.resources import Resources

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsoft.core.batches import Problem
-from fedsoft.core.class_weights import ClassWeights, fixed_weights
+from fedsoft.core.class_weight_choice import ClassWeights
+from fedsoft.core.class_weights import fixed_weights
 from fedsoft.core.client_data import ClientData, DataShape
 from fedsoft.core.client_draws import Draws
 from fedsoft.core.client_metrics import NAMED, ClientMetric, MetricChoice, read_metrics

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsoft.clusters.variation import Evidence
-from fedsoft.evaluation.scores import CenterUsage
+from fedsoft.clusters.evidence import Evidence
+from fedsoft.evaluation.values import CenterUsage
 from fedsoft.safety.exclusions import Exclusion
 from fedsoft.safety.privacy import Spent
 

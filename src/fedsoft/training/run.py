@@ -21,7 +21,8 @@ from fedsoft.data.new_points import is_rows, read_new_clients, seen_inputs
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError
 from fedsoft.evaluation.metric_scores import score_metrics, with_centers
-from fedsoft.evaluation.scores import Scores, score
+from fedsoft.evaluation.scores import score
+from fedsoft.evaluation.values import Scores
 from fedsoft.evaluation.variance_table import prior_summary
 from fedsoft.machine.threads import one_thread
 from fedsoft.onboarding.new_clients import LEVEL, Adopted, How, NewClients

@@ -36,7 +36,8 @@ from fedsoft.flower.wire import WireMessage
 from fedsoft.machine.resources import is_out_of_memory, memory_size
 from fedsoft.plugins import ConsentError
 from fedsoft.runs.spec import RunSpec
-from fedsoft.safety.conditions import Conditions, Diverged
+from fedsoft.safety.conditions import Conditions
+from fedsoft.safety.exclusions import Diverged
 from fedsoft.safety.privacy import Released
 from fedsoft.storage.files import read_text
 from fedsoft.training import as_model

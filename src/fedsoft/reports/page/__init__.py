@@ -1,5 +1,8 @@
 """Reports as pages: building blocks, and the same page as HTML, Markdown, CSV and pictures."""
 
+from typing import TYPE_CHECKING
+
+from fedsoft.plugins import on_first_use
 from fedsoft.reports.page.blocks import (
     Axis,
     Block,
@@ -18,8 +21,10 @@ from fedsoft.reports.page.blocks import (
     Verdict,
     heads,
 )
-from fedsoft.reports.page.html import html, pictures
 from fedsoft.reports.page.text import csv, csv_text, markdown
+
+if TYPE_CHECKING:
+    from fedsoft.reports.page.html import html, pictures
 
 __all__ = [
     "Axis",
@@ -44,3 +49,6 @@ __all__ = [
     "markdown",
     "pictures",
 ]
+
+# Tables in the terminal need no templates.
+__getattr__ = on_first_use(__name__, {"html": "html", "pictures": "html"})

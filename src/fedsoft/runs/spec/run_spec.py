@@ -15,12 +15,11 @@ import tomli_w
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from fedsoft import plugins
-from fedsoft.core.class_weights import ClassWeights
-from fedsoft.core.client_metrics import check_names
+from fedsoft.core.class_weight_choice import ClassWeights
 from fedsoft.data.partition_names import parse_partition
 from fedsoft.errors import InputError, MissingSetting, SettingError, unknown
 from fedsoft.plugins import PARTS
-from fedsoft.safety.conditions import Diverged
+from fedsoft.safety.exclusions import Diverged
 from fedsoft.safety.privacy import Privacy
 from fedsoft.secure.protection import Secure
 from fedsoft.settings import renamed, sentence, settings
@@ -35,6 +34,14 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Number = Annotated[float, Field(strict=True)]
 
 
+Source = Literal["user", "saved", "record"]
+"""Where the values of a run come from.
+
+A `saved` run has all its settings: parts that are code which is not allowed are taken as they are, and raise when they
+are built. What only shows the `record` of a run takes all parts as they are, and imports none.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A plugin by name, with its settings."""
@@ -47,8 +54,8 @@ class Part:
         return {"name": self.name, **self.settings}
 
     @staticmethod
-    def read(key: str, raw: Any, allow: Collection[str] = (), *, saved: bool = False) -> Part:
-        """Read a part from its name or its table, and fill in the defaults. For `saved` see `RunSpec.from_dict`."""
+    def read(key: str, raw: Any, allow: Collection[str] = (), *, source: Source = "user") -> Part:
+        """Read a part from its name or its table, and fill in the defaults."""
         table = {"name": raw} if isinstance(raw, str) else raw
         if not isinstance(table, dict) or not isinstance(table.get("name"), str):
             raise SettingError("", key, raw, "should be a name or a table with a name")
@@ -59,10 +66,14 @@ class Part:
         for field in plugins.GIVEN_BY_RUN.get(PARTS[key], ()):
             if field in given:
                 raise InputError(f"{key}.{field} is not a setting: set '{field}' of the run")
-        if saved and is_foreign(name, allow):
+        if source == "record" or (source == "saved" and is_foreign(name, allow)):
             return Part(name, given)
         resolved = plugins.resolve(PARTS[key], name, given, allow)
         return Part(name, {k: v for k, v in resolved.items() if k not in plugins.GIVEN_BY_RUN.get(PARTS[key], ())})
+
+
+def _source(info: ValidationInfo) -> Source:
+    return info.context["source"] if info.context else "user"
 
 
 def is_foreign(name: str, allow: Collection[str]) -> bool:
@@ -136,8 +147,7 @@ class RunSpec:
     def _read_part(cls, raw: Any, info: ValidationInfo) -> Part | None:
         if raw is None or isinstance(raw, Part):
             return raw
-        saved = bool(info.context and info.context["saved"])
-        return Part.read(str(info.field_name), raw, info.data.get("allow", ()), saved=saved)
+        return Part.read(str(info.field_name), raw, info.data.get("allow", ()), source=_source(info))
 
     @field_validator("privacy", mode="before")
     @classmethod
@@ -174,8 +184,12 @@ class RunSpec:
     @field_validator("metrics")
     @classmethod
     def _check_metrics(cls, value: list[str] | None) -> list[str] | None:
-        check_names(value or [])
-        return value or None
+        if not value:
+            return None
+        from fedsoft.core.client_metrics import check_names
+
+        check_names(value)
+        return value
 
     @field_validator("guard")
     @classmethod
@@ -185,9 +199,9 @@ class RunSpec:
         return value
 
     @model_validator(mode="after")
-    def _check_partition(self) -> Self:
+    def _check_partition(self, info: ValidationInfo) -> Self:
         name = self.dataset.name
-        if self.partition is None or is_foreign(name, self.allow):
+        if self.partition is None or _source(info) == "record" or is_foreign(name, self.allow):
             return self
         if "partition" not in plugins.parameters(plugins.find("datasets", name, self.allow)):
             raise InputError(f"dataset '{name}' takes no partition: leave [partition] out")
@@ -195,17 +209,18 @@ class RunSpec:
 
     @staticmethod
     def from_dict(
-        raw: dict[str, Any], label: str = "run", *, allow: Collection[str] = (), saved: bool = False
+        raw: dict[str, Any], label: str = "run", *, allow: Collection[str] = (), source: Source = "user"
     ) -> RunSpec:
-        """Check nested plain values and fill in the defaults.
+        """Check nested plain values and fill in the defaults; see `Source`.
 
-        Code that they name is imported only if `allow` names it, too. A run that was `saved` has all its settings:
-        parts of it that are not allowed are taken as they are, and raise when they are built.
+        Code that they name is imported only if `allow` names it, too.
         """
         if (named := next((key for key in raw if key not in KEYS), None)) is not None:
             raise unknown("key of a run", named, KEYS)
         try:
-            return _adapter.validate_python(raw | {"label": label, "allow": frozenset(allow)}, context={"saved": saved})
+            return _adapter.validate_python(
+                raw | {"label": label, "allow": frozenset(allow)}, context={"source": source}
+            )
         except pydantic.ValidationError as error:
             problem = sentence(error, "")
             if isinstance(problem, MissingSetting) and not problem.owner:  # a part: everything else has a default

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsoft.errors import CallbackError, FedsoftError, InputError, unknown
-from fedsoft.training.held_out import HeldOut
 from fedsoft.training.records import RoundRecord
-from fedsoft.training.run import Run
+
+if TYPE_CHECKING:
+    from fedsoft.training.held_out import HeldOut
+    from fedsoft.training.run import Run
 
 LOG = logging.getLogger("fedsoft")
 
@@ -91,6 +93,8 @@ class Watch:
 
     def start(self, run: Run, rounds: int) -> None:
         """Before the first round that is played now. An error of ours is raised as it is: nothing is lost yet."""
+        from fedsoft.training.held_out import HeldOut
+
         wanted = [name for callback in self.callbacks for name in callback.held_out]
         self.measure = HeldOut.of(wanted, run.engine, run.federation) if wanted else None
         for callback in self.callbacks:

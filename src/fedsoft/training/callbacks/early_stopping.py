@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedsoft.settings import settings
 from fedsoft.training.callbacks.base import Callback
-from fedsoft.training.held_out import best_round, higher_is_better
-from fedsoft.training.records import RoundRecord
-from fedsoft.training.run import Run
+
+if TYPE_CHECKING:
+    from fedsoft.training.records import RoundRecord
+    from fedsoft.training.run import Run
 
 
 @settings
@@ -44,6 +45,8 @@ class EarlyStopping(Callback):
 
     def best(self, run: Run) -> int | None:
         """Return the best round so far; None where none was measured."""
+        from fedsoft.training.held_out import best_round, higher_is_better
+
         metric = self.metric or run.model.metric.name
         return best_round(run.history, metric, higher_is_better(metric, run.engine, run.federation), self.least)
 
