@@ -56,7 +56,7 @@ def test_the_table_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize("module", ["benchmarks.growth", "benchmarks.algorithms"])
+@pytest.mark.parametrize("module", ["benchmarks.growth", "benchmarks.algorithms", "benchmarks.startup"])
 def test_further_benchmarks_run(module: str, tmp_path: Path) -> None:
     saved = tmp_path / "results.json"
     run(module, "--quick", "--repeats", "1", "--json", str(saved))

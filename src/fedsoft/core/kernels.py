@@ -13,6 +13,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
+from fedsoft.core.kernel_cache import kept_in, own_folder
+
 F = TypeVar("F", bound=Callable[..., Any])
 A = np.ndarray
 AdamState = tuple[A, A]
@@ -24,10 +26,11 @@ def compiled(function: F, *more: str) -> F:
     """Compile on first use; keep the result on disk where there is a place to keep it."""
     # Products may be fused with sums. Nothing may be assumed finite.
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", *more}, "error_model": "numpy"}
-    try:
-        return cast(F, njit(cache=True, **options)(function))
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+    folder = own_folder()
+    if folder is None:
         return cast(F, njit(**options)(function))
+    with kept_in(folder):
+        return cast(F, njit(cache=True, **options)(function))
 
 
 def compiled_sums(function: F) -> F:
