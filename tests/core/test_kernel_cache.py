@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from numba import config
 
 from fedsoft.core import kernel_cache, kernels
+from fedsoft.core.kernel_cache import config
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from numba import config
+from numba import config as numba_config
 
+config: Any = numba_config  # its settings are made when it is imported
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 

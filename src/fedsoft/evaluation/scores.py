@@ -91,8 +91,8 @@ def _assignment(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     own = np.arange(few)
     wide = cost if cost.shape[0] == few else cost.T
     chosen = min(itertools.permutations(range(many), few), key=lambda taken: wide[own, [*taken]].sum())
-    pairs = own, np.array(chosen, dtype=np.int64)
-    return pairs if cost.shape[0] == few else pairs[::-1]
+    taken = np.array(chosen, dtype=np.int64)
+    return (own, taken) if cost.shape[0] == few else (taken, own)
 
 
 def recovery(u: Tensor, truth: Tensor, alignment: list[int]) -> float:
