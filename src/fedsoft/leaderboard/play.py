@@ -20,8 +20,8 @@ import torch
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.federation import Federation
 from fedsoft.errors import DivergedError, FedsoftError, InputError
-from fedsoft.evaluation.scores import Scores
 from fedsoft.evaluation.spread import Spread
+from fedsoft.evaluation.values import Scores
 from fedsoft.leaderboard.data import Draw, Result
 from fedsoft.leaderboard.plan import Entry
 from fedsoft.runs.run import Run

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedsoft.errors import FedsoftError, InputError
-from fedsoft.evaluation.scores import Scores
+from fedsoft.evaluation.values import Scores
 from fedsoft.leaderboard.data import PRESET, Board, Budget, Cell, CellName, FederationData, Result, Tuned
 from fedsoft.leaderboard.plan import Entry, Plan
 from fedsoft.leaderboard.play import Clients, Player, draw_of
