@@ -38,11 +38,15 @@ class Work:
     batch: int = 10
     S: int = 2
 
-    def engine(self, *, shuffle: bool = True, epochs: int | None = None, workers: int = 1) -> Engine:
+    def engine(
+        self, *, shuffle: bool = True, epochs: int | None = None, workers: int = 1, backend: str = "auto"
+    ) -> Engine:
         """fedsoft, ready for its first round."""
         algorithm = fs.FedSoft(S=self.S, lam=LAM, tau=TAU, sigma=SIGMA)
         solver = fs.Adam(lr=self.lr, epochs=epochs or self.epochs, batch=self.batch, shuffle=shuffle)
-        engine = engine_for(algorithm, self.federation, self.model, seed=0, solver=solver, workers=workers)
+        engine = engine_for(
+            algorithm, self.federation, self.model, seed=0, solver=solver, workers=workers, backend=backend
+        )
         return Engine(engine, engine.start())
 
 

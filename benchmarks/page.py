@@ -18,10 +18,13 @@ from benchmarks.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 SAVED = Path(__file__).with_name("results.json")
-PAGES = {"docs/speed.md": tuple(ROWS), "README.md": (
-    "synthetic", "digits", "letters", "letters-tuned", "letters-limit", "letters-workers", "resnet-tuned", "lstm-tuned",
-    "transformer",
-)}  # fmt: skip
+PAGES = {
+    "docs/speed.md": tuple(ROWS),
+    "README.md": (
+        "synthetic", "digits", "letters", "letters-tuned", "letters-limit", "letters-workers", "transformer", "lstm",
+        "gru",
+    ),
+}  # fmt: skip
 MARKS = "<!-- speed: begin -->", "<!-- speed: end -->"
 
 

@@ -111,23 +111,31 @@ def resnet(small: bool, norm: Norm = groups) -> Work:
 
 
 class Reader(nn.Module):
-    """An LSTM whose last output is classified."""
+    """A recurrent layer whose last output is classified."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: type[nn.LSTM | nn.GRU] = nn.LSTM) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 64, batch_first=True)
+        self.layer = layer(8, 64, batch_first=True)
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
+        return self.head(self.layer(x)[0][:, -1])
 
 
-def lstm(small: bool) -> Work:
-    """A network that cannot be stacked: sequences of 20 steps with 8 features."""
+def lstm(small: bool, layer: type[nn.LSTM | nn.GRU] = nn.LSTM) -> Work:
+    """Sequences of 20 steps with 8 features."""
     draw = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(n, 20, 8, generator=draw), torch.randint(10, (n,), generator=draw)) for n in _sizes(small)]
+    clients = [
+        (torch.randn(n, 20, 8, generator=draw), torch.randint(10, (n,), generator=draw))
+        for n in _sizes(small) * (2 if small else 6)
+    ]
     federation = fs.Federation.from_clients(clients, held_out=0, classes=10)
-    return Work(federation, Reader, fs.models.module(Reader), epochs=1 if small else 5)
+    return Work(federation, lambda: Reader(layer), fs.models.module(lambda: Reader(layer)), epochs=1 if small else 5)
+
+
+def gru(small: bool) -> Work:
+    """The same with a GRU."""
+    return lstm(small, nn.GRU)
 
 
 class Bag(nn.Module):
@@ -142,19 +150,20 @@ class Bag(nn.Module):
 
 
 class Encoder(nn.Module):
-    """One layer of a Transformer, whose mean output is classified."""
+    """Two layers of a Transformer, whose mean output is classified."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(32, 4)
+        self.embedding = nn.Embedding(WORDS, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.embedding(x)).mean(1))
+        return self.head(self.layers(self.embedding(x)).mean(1))
 
 
-WORDS, LENGTH = 500, 24
+WORDS, LENGTH = 500, 32
 
 
 def bag(small: bool) -> Work:
@@ -171,7 +180,7 @@ def _texts(small: bool) -> fs.Federation:
     draw = torch.Generator().manual_seed(0)
     clients = [
         (torch.randint(WORDS, (n, LENGTH), generator=draw), torch.randint(4, (n,), generator=draw))
-        for n in _sizes(small) * (1 if small else 10)
+        for n in _sizes(small) * (2 if small else 10)
     ]
     return fs.Federation.from_clients(clients, held_out=0, classes=4)
 

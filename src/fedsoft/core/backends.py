@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsoft.core.compiled_solves import Form
 from fedsoft.core.metrics import cross_entropy
-from fedsoft.core.model import Layout, OuterProduct, Params, Step
+from fedsoft.core.model import Backend, Layout, OuterProduct, Params, Step
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,6 +58,30 @@ class Stacked:
         if statistics is not None and statistics.shape[1]:
             out[:, -statistics.shape[1] :] = statistics
         return ()
+
+
+@dataclass(frozen=True)
+class ByCount:
+    """Stacks of at least so many clients by one backend, smaller ones by another, whose steps begin sooner."""
+
+    many: Backend
+    few: Backend
+    least: int
+    one_client_at_a_time: bool = False
+
+    @property
+    def name(self) -> str:
+        """What most steps are computed by."""
+        return self.many.name
+
+    def forward(self, params: Params, x: Tensor) -> Tensor:
+        return (self.many if len(x) >= self.least else self.few).forward(params, x)
+
+    def gradient_into(
+        self, out: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, step: Step | None = None
+    ) -> Sequence[OuterProduct]:
+        backend = self.many if len(w) >= self.least else self.few
+        return backend.gradient_into(out, w, x, y, weight, step)
 
 
 class Network(Protocol):

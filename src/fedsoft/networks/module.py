@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedsoft.core.backends import OneByOne, Stacked
+from fedsoft.core.backends import ByCount, OneByOne, Stacked
 from fedsoft.core.client_data import DataShape
 from fedsoft.core.inputs import made_up
 from fedsoft.core.metrics import Goal, Metric, goal
@@ -29,6 +29,7 @@ Keep = Literal["averaged", "local"]
 """Whether statistics of batches are averaged with the weights, or kept by each client."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+FEWEST = 3  # clients in a stack that is worth while where torch has a kernel of its own for one
 TRIED = 4  # made-up points that a network is tried on where there are no others
 
 
@@ -72,7 +73,7 @@ def from_module(
         chain = as_chain(net, layout, shape.input) if chains else None
         if chain is not None:
             backends["chain"] = OneByOne(layout, chain, aim.loss, "chain")
-        best = backends[_best(net, backends)]
+        best = _best(net, backends)
         return Model(
             layout, start.draw, best, aim.loss, aim.predict, aim.metric, module=module, backends=backends,
             apart=start.apart, needs_step=trial.differs, statistics=sum(b.numel() for b in running.values()),
@@ -110,12 +111,16 @@ def _made(make: Callable[[], Any], trainable: Sequence[str]) -> nn.Module:
     return net
 
 
-def _best(net: nn.Module, backends: Container[str]) -> str:
+def _best(net: nn.Module, backends: Mapping[str, Backend]) -> Backend:
     """Return the fastest on a CPU, as measured: stacked convolutions are grouped ones, which are slow."""
     if "chain" in backends:
-        return "chain"
+        return backends["chain"]
     convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in net.modules())
-    return "stacked" if "stacked" in backends and not convolves else "loop"
+    if "stacked" not in backends or convolves:
+        return backends["loop"]
+    # For one client or two torch's own attention and LSTM are faster.
+    own = any(isinstance(part, nn.MultiheadAttention | nn.LSTM) for part in net.modules())
+    return ByCount(backends["stacked"], backends["loop"], FEWEST) if own else backends["stacked"]
 
 
 def _own_goal(loss: Loss, shape: DataShape) -> Goal:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -20,16 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from fedsoft.core.draws import Mask
 from fedsoft.errors import InputError
-from fedsoft.networks.stacking import attention, dropout_of
+from fedsoft.networks.attention import NAMES
+from fedsoft.networks.stacking import ATTENTION, ATTENTION_INSIDE, attention, dropout_of
 from fedsoft.networks.statistics import Statistics
 
 SELU_FLOOR = -1.7580993408473766  # where AlphaDropout puts what it drops: the limit of SELU
-ATTENTION: Any = F.multi_head_attention_forward
-# The same function, with what it calls still replaced: torch would hand the whole of it over in one piece.
-_ATTENTION_INSIDE: Callable[..., Any] = FunctionType(
-    ATTENTION.__code__, {**vars(F), "has_torch_function": lambda _: False}, "attention", ATTENTION.__defaults__
-)
-
 # Functions to refuse: none of them is ever called here.
 OTHER_DRAWS: frozenset[Any] = frozenset({
     torch.bernoulli, torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randint_like,
@@ -118,8 +112,11 @@ def _alpha_dropout(
 
 
 def _attention(at: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
+    given = {"training": True, **dict(zip(NAMES, args, strict=False)), **kwargs}
+    if not (given["training"] and given["dropout_p"]):  # nothing is drawn
+        return func(*args, **kwargs)
     with at:
-        return _ATTENTION_INSIDE(*args, **kwargs)
+        return ATTENTION_INSIDE(*args, **kwargs)
 
 
 def _scaled_dot_product(at: Pass, func: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,20 +1,32 @@
 """Operations of torch that cannot be stacked over clients, in a form that can.
 
 Attention and bags of embeddings have fused kernels that `vmap` would call for one client after the other, with a
-warning. Here they are plain products and sums, which it stacks. A mode of torch is a matter of one thread, so that
-workers do not disturb each other.
+warning. Here they are plain products and sums, which it stacks. Matrices on sequences, layer normalization,
+self-attention and recurrent layers have functions of their own (`client_axis`, `attention`, `recurrent`). A mode of
+torch is a matter of one thread, so that workers do not disturb each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from fedsoft.networks.attention import NAMES, self_attention
+from fedsoft.networks.client_axis import layer_norm, linear, stackable
+from fedsoft.networks.recurrent import CELLS, recurrent
+
+ATTENTION: Any = F.multi_head_attention_forward
+# The same function, with what it calls still replaced: torch would hand the whole of it over in one piece.
+ATTENTION_INSIDE: Callable[..., Any] = FunctionType(
+    ATTENTION.__code__, {**vars(F), "has_torch_function": lambda _: False}, "attention", ATTENTION.__defaults__
+)
 
 
 class Stackable(TorchFunctionMode):
@@ -24,13 +36,23 @@ class Stackable(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         given: Mapping[str, Any] = kwargs or {}
-        if func is F.multi_head_attention_forward and not given.get("need_weights", True):
-            # Where its weights are wanted, torch computes them; the mode does not reach into this function.
-            return func(*args, **{**given, "need_weights": True})[0], None
+        if func is ATTENTION:
+            own = self_attention({**dict(zip(NAMES, args, strict=False)), **given})
+            if own is not None:
+                return own, None
+            with self:
+                return ATTENTION_INSIDE(*args, **given)
         if func is F.scaled_dot_product_attention and not dropout_of(args, given):
             return attention(*args, **given)
         if func is F.embedding_bag and _is_rectangular(bag := _bag(args, given)):
             return embedding_bag(bag)
+        if func is F.linear and args and args[0].ndim > 2 and stackable(*args, *given.values()):
+            return linear(*args, **given)
+        if func is F.layer_norm and stackable(*args, *given.values()):
+            norm = _layer_norm(args, given)
+            return func(*args, **given) if norm["weight"] is None else layer_norm(**norm)
+        if func in CELLS:
+            return recurrent(func, *args)
         return func(*args, **given)
 
 
@@ -72,6 +94,12 @@ BAG = (
 
 def _bag(args: Sequence[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**dict(zip(BAG, args, strict=False)), **given}
+
+
+def _layer_norm(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    found = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, args, strict=False)), **given}
+    return {key: found[key] for key in names if key != "normalized_shape"}
 
 
 def _is_rectangular(bag: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ def takes_integers(network: Network, points: Tensor) -> bool:
 
 
 def try_out(network: Network, points: Tensor) -> Trial:
-    """Try a network on points as they are kept. Recurrent layers and data-dependent control flow cannot be stacked.
+    """Try a network on points as they are kept. Packed sequences and data-dependent control flow cannot be stacked.
 
     Raise InputError for a network that fails on these points, or whose output cannot be used.
     """
