@@ -15,6 +15,7 @@ A = np.ndarray
 Form = tuple[int, int, int]
 Points = tuple[A, A, A, A]
 Batches = tuple[A, A, int]
+Batch = tuple[A, A, A, A, int]  # inputs, targets, weights, places; what leads from a place to its row of inputs
 Pull = tuple[int, A, A]
 Moments = tuple[A, A, A]
 Rule = tuple[bool, bool, A]
@@ -64,12 +65,13 @@ def solve(
                 if len(factors) > 1:
                     rate = factors[begins[k] + step]
                 step += 1
+                own = inputs, targets, weights, places, starts[k] - begin
                 if form[0] == SQUARED:
-                    squared(inputs, targets, weights, places, starts[k] - begin, w_k, g)
+                    squared(own, w_k, g)
                 elif form[0] == SOFTMAX:
-                    softmax(inputs, targets, weights, places, starts[k] - begin, w_k, g, scores)
+                    softmax(own, w_k, g, scores)
                 else:
-                    choice(form, inputs, targets, weights, places, starts[k] - begin, w_k, g, scores)
+                    choice(form, own, w_k, g, scores)
                 if pulled == ONE_STRENGTH:
                     for i in range(size):
                         g[i] += strengths[k, 0] * w_k[i] - goals[k, i]
@@ -124,8 +126,9 @@ def weight_of(weights: A, place: int, count: int, one: float) -> float:
 
 
 @compiled_sums
-def squared(inputs: A, targets: A, weights: A, places: A, shift: int, w: A, g: A) -> None:
+def squared(batch: Batch, w: A, g: A) -> None:
     """The gradient of the squared loss of `<w, x>`."""
+    inputs, targets, weights, places, shift = batch
     one = w.dtype.type(1)
     g[:] = 0
     for place in places:
@@ -138,8 +141,9 @@ def squared(inputs: A, targets: A, weights: A, places: A, shift: int, w: A, g: A
 
 
 @compiled_sums
-def softmax(inputs: A, targets: A, weights: A, places: A, shift: int, w: A, g: A, scores: A) -> None:
+def softmax(batch: Batch, w: A, g: A, scores: A) -> None:
     """The gradient of the cross-entropy of the scores `W x`."""
+    inputs, targets, weights, places, shift = batch
     one = w.dtype.type(1)
     width = inputs.shape[1]
     g[:] = 0
@@ -158,10 +162,9 @@ def softmax(inputs: A, targets: A, weights: A, places: A, shift: int, w: A, g: A
 
 
 @compiled_sums
-def choice(
-    form: Form, inputs: A, targets: A, weights: A, places: A, shift: int, w: A, g: A, scores: A
-) -> None:  # fmt: skip
+def choice(form: Form, batch: Batch, w: A, g: A, scores: A) -> None:
     """The gradient of the cross-entropy of the utilities `<w, x_a>` of alternatives a."""
+    inputs, targets, weights, places, shift = batch
     one = w.dtype.type(1)
     known, _, width = form
     g[:] = 0

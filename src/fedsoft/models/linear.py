@@ -94,7 +94,7 @@ def linear(bias: bool = False) -> Builder:
             form = Form(kind, lambda x: features(x[None])[0], shape.outputs)
         backend = stacked if form is None else replace(stacked, name="compiled", form=form)
         return Model(layout, draw, backend, aim.loss, aim.predict, aim.metric,
-                     features=features if single else None, is_linear=True, module=module, backends={"stacked": stacked},
-                     latent=lambda _, x: x.flatten(2))  # fmt: skip
+                     features=features if single else None, is_linear=True, module=module,
+                     backends={"stacked": stacked}, latent=lambda _, x: x.flatten(2))  # fmt: skip
 
     return build
