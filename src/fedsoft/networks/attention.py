@@ -23,9 +23,9 @@ class SelfAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, heads: int, unread: Tensor | None, mask: Tensor | None, inner: Tensor,
-        inner_bias: Tensor | None, outer: Tensor, outer_bias: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, x: Tensor, heads: int, unread: Tensor | None, mask: Tensor | None, *weights: Any
+    ) -> Tensor:
+        inner, inner_bias, outer, outer_bias = weights
         m, steps, points, width = x.shape
         rows = x.transpose(1, 2).reshape(m, -1, width)
         parts = torch.bmm(rows, inner.mT)

@@ -140,9 +140,9 @@ class Steps(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, cell: Cell, x: Tensor, h: Tensor, c: Tensor | None, inner: Tensor, weight: Tensor,
-        inner_bias: Tensor | None, bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        ctx: Any, cell: Cell, x: Tensor, h: Tensor, c: Tensor | None, *weights: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        inner, weight, inner_bias, bias = weights
         m, steps, points, _ = x.shape
         rows = x.reshape(m, steps * points, -1)
         apart = isinstance(cell, GRU)
