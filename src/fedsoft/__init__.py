@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fedsoft.solvers.torchoptimizer import TorchOptimizer
     from fedsoft.training import FitOptions, Limit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded when first used: `fedsoft --help` should not wait for torch.
 _PACKAGES = ("aggregators", "algorithms", "attacks", "callbacks", "datasets", "models", "partitions", "solvers")

@@ -1,0 +1,84 @@
+"""What is published fits together: versions, metadata, containers, and what the forge's templates say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import fedsoft as fs
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def test_there_is_one_version() -> None:
+    cited = re.search(r"^version: (.+)$", text("CITATION.cff"), re.MULTILINE)
+    assert cited is not None
+    assert fs.__version__ == PROJECT["version"] == cited[1]
+    parts = re.findall(r"^## (.+)$", text("CHANGELOG.md"), re.MULTILINE)
+    assert parts[0] == "Unreleased"
+    released = [part for part in parts if part != "Unreleased"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", part) for part in released), released
+    assert f"fedsoft is at {'.'.join(fs.__version__.split('.')[:2])}:" in text("docs/stability.md")
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    """https://keepachangelog.com: these headings, each once in a version."""
+    for part in re.split(r"^## ", text("CHANGELOG.md"), flags=re.MULTILINE)[1:]:
+        headings = re.findall(r"^### (.+)$", part, re.MULTILINE)
+        assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}, headings
+        assert len(set(headings)) == len(headings), headings
+
+
+def test_every_extra_is_explained() -> None:
+    tools = {"dev", "docs"}
+    for name in PROJECT["optional-dependencies"].keys() - tools:
+        assert f"fedsoft[{name}]" in text("docs/install.md"), name
+
+
+def test_the_container_installs_what_was_tried() -> None:
+    """Its instructions can be followed: files exist, and it does not run as root."""
+    lines = [line for line in text("Dockerfile").replace("\\\n", " ").splitlines() if line and line[0] != "#"]
+    known = {"FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
+    steps = [line.partition(" ")[::2] for line in lines]
+    assert {name for name, _ in steps} <= known
+    assert steps[0][0] == "FROM"
+    python = re.fullmatch(r"python:(3\.\d+)-slim-bookworm", steps[0][1])
+    assert python is not None
+    assert f"Programming Language :: Python :: {python[1]}" in PROJECT["classifiers"]
+    sources = [name for kind, rest in steps if kind == "COPY" for name in rest.split()[:-1]]
+    ignored = text(".dockerignore").splitlines()
+    assert all(f"!{name}" in ignored for name in sources)
+    assert all((ROOT / name).is_file() for name in sources if "*" not in name)
+    commands = [shlex.split(part) for kind, rest in steps if kind == "RUN" for part in rest.split("&&")]
+    assert all("--no-cache-dir" in words for words in commands if words[0] == "pip")
+    assert [rest for kind, rest in steps if kind == "USER"] == ["fedsoft"]
+    for kind, rest in steps:
+        if kind in ("ENTRYPOINT", "CMD"):
+            assert json.loads(rest)
+
+
+def test_the_machine_to_develop_on_uses_targets_that_exist() -> None:
+    made = json.loads(text(".devcontainer/devcontainer.json"))
+    targets = re.findall(r"make (\w+)", made["postCreateCommand"])
+    assert targets
+    assert all(re.search(rf"^{target}:", text("Makefile"), re.MULTILINE) for target in targets)
+
+
+def test_releases_are_tried_on_every_python_that_is_promised() -> None:
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    promised = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert list(release.VERSIONS) == promised
+    assert PROJECT["requires-python"] == f">={promised[0]}"
