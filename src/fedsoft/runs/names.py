@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from fedsoft.errors import InputError
@@ -21,7 +22,12 @@ def match_run(root: Path, name: str) -> Path:
     if (Path(name) / "run.json").exists() or Path(name).is_absolute() or os.sep in name:
         return Path(name)
     runs = run_paths(root)
-    matches = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    of_preset = re.compile(rf"{re.escape(name)}-s\d+-[0-9a-f]{{12}}")  # and not of another algorithm on it
+    matches = (
+        [run for run in runs if run.name == name]
+        or [run for run in runs if of_preset.fullmatch(run.name)]
+        or [run for run in runs if run.name.startswith(name)]
+    )
     if len(matches) == 1:
         return matches[0]
     if matches:
