@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 READY  := $(VENV)/.installed
+WRITER := $(VENV)/.writer
 # One more than there are cores: tests of federations mostly wait.
 TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)') + 1)
 
-.PHONY: demo test test-slow test-all fuzz audit lint types docs bench tools install clean
+.PHONY: demo test test-slow test-all fuzz audit lint types docs site release bench tools install clean
 
 install: $(READY)
 
@@ -30,6 +31,11 @@ demo: $(CORE)  ## FedSoft on the paper's synthetic 10:90 federation, and fedleve
 	@$(BIN)/fedsoft run synthetic-10-90 --again
 	@echo "The same federation by fedlevels (docs/prior.md), with no more gradients than FedSoft takes:"
 	@$(BIN)/fedsoft compare synthetic-10-90 -a fedsoft,fedlevels --seeds 0 --budget work --brief
+
+$(WRITER): $(READY)
+	@echo "Installing what builds the site into $(VENV) (first time only, a minute) ..."
+	@$(PIP) -e '.[docs]'
+	@touch $@
 
 PYTEST := $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations 15
 FAST   := (not slow and not engine) or smoke
@@ -64,8 +70,14 @@ types: $(READY)
 docs: $(READY)  ## the page of all algorithms, from their docstrings
 	@$(BIN)/python -m fedsoft.reports.catalogue docs/algorithms.md
 
+site: $(WRITER)  ## the documentation as web pages, every line of it executed: build/site/index.html
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m website
+
 bench: $(READY)  ## the speed that is to be reached, against loops written by hand; compared with the last time
 	@$(BIN)/python -m benchmarks $(BENCH)
 
+release: $(READY)  ## wheel and sdist, checked, and tried in an empty environment of every Python that is found
+	@$(BIN)/python .ci/release.py $(RELEASE)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

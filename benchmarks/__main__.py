@@ -14,7 +14,7 @@ The machine's limit for a step of the letters CNN is the time of its floating-po
 square product, plus that of what Adam reads and writes at the rate of copying 6.7 MB, which stays in the cache.
 
 Results are saved and compared with those of the last time: changes of more than 15 % are pointed out. The tables of
-docs/speed.md and of the README are made of them (`benchmarks.page`).
+docs/speed.md are made of them (`benchmarks.page`).
 """
 
 from __future__ import annotations

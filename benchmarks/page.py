@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md and README.md, from what `make bench` saved.
+"""The table of docs/speed.md, from what `make bench` saved.
 
     python -m benchmarks.page
 
@@ -18,13 +18,7 @@ from benchmarks.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 SAVED = Path(__file__).with_name("results.json")
-PAGES = {
-    "docs/speed.md": tuple(ROWS),
-    "README.md": (
-        "synthetic", "digits", "letters", "letters-tuned", "letters-limit", "letters-workers", "transformer", "lstm",
-        "gru",
-    ),
-}  # fmt: skip
+PAGES = {"docs/speed.md": tuple(ROWS)}
 MARKS = "<!-- speed: begin -->", "<!-- speed: end -->"
 
 

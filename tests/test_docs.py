@@ -7,22 +7,27 @@ import importlib
 import json
 import pkgutil
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer
 
 import fedsoft as fs
 from fedsoft import plugins
+from fedsoft.cli import app
 from fedsoft.runs import spec
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = typer.main.get_command(app)
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -35,19 +40,26 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All Python blocks in order, as one session, beside the data that they speak of."""
+    """All Python blocks in order, as one session."""
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    (tmp_path / "hospitals").mkdir()
-    for name in "abcd":
-        x = rng.standard_normal((30, 8))
-        np.savez(tmp_path / "hospitals" / f"{name}.npz", x=x, outcome=x.sum(1))
     found = blocks(ROOT / "README.md", "python")
-    assert len(found) >= 3
+    assert found
     names: dict[str, Any] = {}
     for block in found:
         exec(compile(block, "README.md", "exec"), names)
     assert isinstance(names["run"], fs.Run)
+
+
+def test_the_examples_of_the_questions_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks in order, as one session; the TOML is a run."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "questions.md", "python"):
+        exec(compile(block, "questions.md", "exec"), names)
+    assert names["found"].verdict
+    for block in blocks(ROOT / "docs" / "questions.md", "toml"):
+        (tmp_path / "own.toml").write_text(block)
+        assert spec.read(str(tmp_path / "own.toml")).rounds > 0
 
 
 @pytest.mark.parametrize("name", ["runs.md", "callbacks.md"])
@@ -65,8 +77,8 @@ def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
         assert spec.read(str(tmp_path / "own.toml")).early_stopping is not None
 
 
-def test_the_toml_of_the_readme_is_a_run(tmp_path: Path) -> None:
-    found = blocks(ROOT / "README.md", "toml")
+def test_the_toml_of_the_command_line_is_a_run(tmp_path: Path) -> None:
+    found = blocks(ROOT / "docs" / "cli.md", "toml")
     assert found
     for block in found:
         (tmp_path / "own.toml").write_text(block)
@@ -104,7 +116,10 @@ def test_the_quoted_algorithm_is_the_real_one() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!http|#)([^)#]+)", document.read_text("utf-8")):
+    text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
+        if target.endswith(".ipynb"):  # made when the site is built
+            target = target.replace(".ipynb", ".md")
         assert (document.parent / target).exists(), target
 
 
@@ -114,14 +129,38 @@ def test_the_page_of_algorithms_is_up_to_date() -> None:
     assert (ROOT / "docs" / "algorithms.md").read_text("utf-8") == page(), "run: make docs"
 
 
-def test_the_readme_names_every_command() -> None:
-    import typer
-
-    from fedsoft.cli import app
-
-    text = (ROOT / "README.md").read_text("utf-8")
-    for name in typer.main.get_command(app).commands:  # pyright: ignore[reportAttributeAccessIssue]
+def test_the_page_of_the_command_line_names_every_command() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    for name in COMMANDS.commands:  # pyright: ignore[reportAttributeAccessIssue]
         assert f"fedsoft {name}" in text, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_can_be_typed(document: Path) -> None:
+    """Every command exists, with all the options that it is shown with."""
+    for block in blocks(document, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["fedsoft"]:
+                _parse(words[1:], line)
+
+
+def _parse(words: list[str], line: str) -> None:
+    """Parse a command as the command line does, without running it."""
+    command: Any = COMMANDS
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, line
+        command, words = command.commands[words[0]], words[1:]
+    words = [word for word in words if word != "..."]
+    for stop in ("|", ">", "&&", ";"):
+        words = words[: words.index(stop)] if stop in words else words
+    if not hasattr(command, "commands"):
+        try:
+            command.make_context(command.name, words)
+        except click.exceptions.Exit:
+            pass  # --help
+        except click.UsageError as error:
+            raise AssertionError(f"{line}: {error.format_message()}") from None
 
 
 def test_documents_that_the_code_names_are_there() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsoft import plugins
 
-HEADINGS = ("Maths", "Arguments", "Cost", "Use it", "Example", "Reference")
+HEADINGS = ("Maths", "Arguments", "Cost", "Use it", "Avoid it", "Example", "Reference")
 
 INTRODUCTION = """\
 # Algorithms
@@ -48,13 +48,19 @@ def entry(name: str) -> str:
     thing = plugins.find("algorithms", name)
     found = sections(inspect.getdoc(thing) or "")
     lines = [f"## {thing.__name__}", found["about"], f"`--set algorithm={name}`"]
-    lines += ["```text\n" + inspect.cleandoc(_first_block(found["Maths"])) + "\n```", _rest(found["Maths"])]
+    lines.append(maths(found["Maths"]))
     if "Arguments" in found:
-        lines.append(_settings(name, found["Arguments"]))
-    for heading, title in (("Cost", "Cost to a client per round"), ("Use it", "Use it"), ("Reference", "Reference")):
+        lines.append(settings_table(name, found["Arguments"]))
+    for heading in ("Cost", "Use it", "Avoid it", "Reference"):
         if heading in found:
+            title = "Cost to a client per round" if heading == "Cost" else heading
             lines.append(f"**{title}:** {' '.join(found[heading].split())}")
     return "\n\n".join(line for line in lines if line)
+
+
+def maths(text: str) -> str:
+    """Return the part on maths: the leading formula, then text and formulas as they are."""
+    return "\n\n".join(filter(None, ["```text\n" + inspect.cleandoc(_first_block(text)) + "\n```", _rest(text)]))
 
 
 def _first_block(maths: str) -> str:
@@ -71,7 +77,7 @@ def _as_text_or_formula(part: str) -> str:
     return "```text\n" + inspect.cleandoc(part) + "\n```" if indented else part
 
 
-def _settings(name: str, arguments: str) -> str:
+def settings_table(name: str, arguments: str) -> str:
     """The settings as a table: name, default, meaning; what is said after them, as text."""
     arguments, _, more = arguments.partition("\n\n")
     defaults = plugins.parameters(plugins.find("algorithms", name))
