@@ -15,7 +15,7 @@ from fedsoft import plugins
 from fedsoft.core.contract import Algorithm, Ask
 from fedsoft.core.replies import Answer, Ids, Reply
 from fedsoft.engine.base import Engine
-from fedsoft.training import Recipe, prepare
+from fedsoft.training.prepare import Recipe, prepare
 
 ROUNDS, CLIENTS, DIMENSION = 6, 8, 5
 SMALL = {"K": 4, "S": 2, "warm": 2, "after": 2}  # phases of these algorithms end within the rounds

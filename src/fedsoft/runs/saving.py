@@ -27,7 +27,8 @@ def restored(point: Checkpoint | None, engine: Engine) -> tuple[State, int]:
         with torch.no_grad(), one_thread():
             return engine.start(), 0
     check_state(point, engine, len(engine.names))
-    engine.restore(in_blocks(point.client_states))
+    if engine.at_hand:  # else clients' states stayed at the nodes of a federation
+        engine.restore(in_blocks(point.client_states))
     on_device = {name: value.to(engine.device) for name, value in point.state.tensors().items()}
     return State.from_tensors(on_device), point.rounds
 
