@@ -184,7 +184,7 @@ def test_linear_regression_is_em_with_pooled_least_squares() -> None:
     assert run.state.centers.numpy() == pytest.approx(c, abs=1e-8)
     assert run.state.u.numpy() == pytest.approx(u, abs=1e-8)
     assert float(run.state.extra["s2"]) == pytest.approx(s2, abs=1e-8)
-    assert run.history[0].gradients == 3 * sum(RAGGED)  # P for every point
+    assert run.history[0].gradients == -(-S * 5 // 2) * sum(RAGGED)  # S (P + 2) / 2 of every point
 
 
 def test_one_center_is_least_squares_of_all_points() -> None:

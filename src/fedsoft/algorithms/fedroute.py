@@ -96,7 +96,7 @@ class FedRoute(Starts, Algorithm):
 
     Cost: one task per client drawn, and S evaluations of its points; one more task for all clients when the centers are
         made. S models down, and S up in routed rounds (counted as S even when a client has no points for some). With
-        least squares S (P + 1) P numbers up, counted as P gradients of every point.
+        least squares S (P + 1) P numbers up, counted as S (P + 2) / 2 gradients of every point.
 
     Use it: when clients mix sources that conflict, and centers for new users matter.
 

@@ -33,7 +33,12 @@ def compare(
     ],
     seeds: Annotated[str, typer.Option("--seeds", metavar="A..B", help="Seeds: 0..4 or 0,1,7.")] = "0..2",
     budget: Annotated[
-        str, typer.Option("--budget", help="What all share: rounds, or client work or bytes of the first.")
+        str,
+        typer.Option(
+            "--budget",
+            help="What all share: rounds, or client work or bytes of the first; or converged, each with twice the "
+            "rounds as long as that helps.",
+        ),
     ] = "rounds",
     brief: Annotated[bool, typer.Option("--brief", help="Show scores alone, without what they cost.")] = False,
     machine: PoolOptions,

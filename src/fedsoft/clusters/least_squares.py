@@ -19,12 +19,12 @@ MISFIT = 2.0  # times the best center's mean square: a center with more may hold
 
 
 def sums(site: Site, q: Tensor, losses: Tensor) -> Reply:
-    """Return what clients send of shares `q[points, S]` and squared `losses[points, S]`; count P gradients each."""
+    """Return what clients send of shares `q[points, S]` and squared `losses[points, S]`; count what that costs."""
     data, features = site.data, site.model.features
     assert features is not None
     phi = features(as_numbers(data.x[data.points], site.dtype)[None])[0]
     n = data.sizes.to(site.dtype)
-    site.work.gradients.add_((data.sizes * phi.shape[1]).cpu())
+    site.work.gradients.add_((data.sizes * gradients_of(phi.shape[1], q.shape[1])).cpu())
 
     def total(values: Tensor) -> Tensor:
         return data.mean_by_client(values) * n.view(-1, *[1] * (values.ndim - 1))
@@ -40,6 +40,18 @@ def sums(site: Site, q: Tensor, losses: Tensor) -> Reply:
     return {
         name: value.masked_fill(hide.view(*hide.shape, *[1] * (value.ndim - 2)), 0.0) for name, value in reply.items()
     }
+
+
+def gradients_of(features: int, centers: int) -> int:
+    """Return how many gradients of a point its sums cost.
+
+    For each center P^2 multiplications make the Gram matrix, P the weighted features and P the moment; a gradient of a
+    linear model takes 2 P, P forward and P back. So S (P + 2) / 2, and not P: it grows as S P^2 does.
+
+    >>> gradients_of(10, 2), gradients_of(10, 8), gradients_of(100, 8)
+    (12, 48, 408)
+    """
+    return -(-centers * (features + 2) // 2)
 
 
 def solved(c: Tensor, answer: Answer, weights: Tensor) -> Tensor:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.evaluation.values import Scores
-from fedsoft.leaderboard.data import PRESET, Board, Budget, Cell, CellName, FederationData, Result, Tuned
+from fedsoft.leaderboard.data import PRESET, Board, Budget, Cell, CellName, FederationData, Tuned
 from fedsoft.leaderboard.plan import Entry, Plan
 from fedsoft.leaderboard.play import Clients, Player, draw_of
 from fedsoft.leaderboard.tune import Search
 from fedsoft.machine.resources import environment
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.compare import capped
+from fedsoft.studies.converged import DOUBLINGS, Reached, improved
 from fedsoft.studies.methods import read_methods
 from fedsoft.studies.trials import Grid
-
-DOUBLINGS = 4  # of the preset's rounds, at most, until a method has converged
-GAIN = 0.01  # by which twice the rounds must improve centers or personal models for it not to have
 
 
 @dataclass
@@ -167,7 +164,7 @@ class Filler:
                 run, _ = self.player.result(self.spec(name, now, seed), self.base.rounds)
                 now = now.with_run(run)
                 yield
-            if kept.runs and not improved(kept, now, self.data.higher_is_better):
+            if kept.runs and not improved(_reached(kept), _reached(now), self.data.higher_is_better):
                 break
             kept = now
         self._save(self.data.with_cell(name.key, kept))
@@ -193,26 +190,8 @@ def fill(
     return made
 
 
-def improved(before: Cell, after: Cell, higher_is_better: bool) -> bool:
-    """Whether centers or personal models have gained more than 1 % of their error, on average over seeds."""
-    for of in (_centers, _personal):
-        pairs = [(of(a), of(b)) for a, b in zip(before.runs, after.runs, strict=True)]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if not known:
-            continue
-        first, second = (statistics.fmean(values) for values in zip(*known, strict=True))
-        gain, error = (second - first, 1 - first) if higher_is_better else (first - second, first)
-        if gain > GAIN * error:
-            return True
-    return False
-
-
-def _centers(run: Result) -> float | None:
-    return run.centers
-
-
-def _personal(run: Result) -> float | None:
-    return run.personal
+def _reached(cell: Cell) -> list[Reached]:
+    return [Reached(run.centers, run.personal) for run in cell.runs]
 
 
 def identity(entry: Entry) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fedsoft.evaluation.seed_tests import FEWEST, corrected, difference
 from fedsoft.evaluation.spread import Spread
 from fedsoft.reports.cells import Values, column, known, mean_of
 from fedsoft.reports.clients import Clients
@@ -38,9 +39,21 @@ from fedsoft.reports.page import (
     Verdict,
     heads,
 )  # fmt: skip
-from fedsoft.reports.regressions import ahead, behind, is_clear, restless, unsettled
+from fedsoft.reports.regressions import (
+    CENTERS,
+    PERSONAL,
+    ahead,
+    behind,
+    by_seed,
+    how_tested,
+    restless,
+    scale_of,
+    to_first,
+    unsettled,
+)
 from fedsoft.reports.run_loader import Group
 from fedsoft.reports.run_page import mixture_panel, unknown_panel
+from fedsoft.reports.seed_tables import difference_table, failures_of, rank_figure
 from fedsoft.training.records import RoundRecord
 
 
@@ -56,6 +69,7 @@ def comparison_page(groups: Sequence[Group], made_by: str = "") -> Page:
     found = [
         Section("in-short", "In short", (*_verdicts(groups, rows), *_told(groups, rows))),
         Section("methods", "Methods", (quality_table(groups, rows),)),
+        Section("differences", "Differences over seeds", tuple(_differences(groups, rows))),
         Section("convergence", "Error against cost", tuple(courses(groups))),
         Section("mixtures", "Mixtures", tuple(_mixtures(groups, clients))),
         Section("personal", "Personal models", (*_personal(groups, clients), *why_not)),
@@ -149,6 +163,11 @@ def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:
             shown = [*values, measure.oracle, measure.floor, *constants]
             columns.append(column(shown, [*refs, *[refs[0]] * len(below)], measure.metric, measure.higher,
                                   peers=len(groups)))  # fmt: skip
+    lost = failures_of(groups, rows)
+    if any(lost.values()):
+        titles.append("failed")
+        counts = [(lost[one.algorithm], len(one.seeds) + len(one.diverged)) for one in rows]
+        columns.append([*(Cell(f"{some} of {all_}", some) for some, all_ in counts), *[Cell("")] * len(below)])
     moving = unsettled(groups, higher=_higher(groups))
     body = [
         (Cell(f"{'~' * bool(moving[group.label])}{group.label}"), *(cells[i] for cells in columns))
@@ -166,6 +185,9 @@ def quality_table(groups: Sequence[Group], rows: Sequence[Measured]) -> Table:
         "The oracle is trained on the points of its source alone." if "oracle" in shown else "",
         "A constant alone is what anybody could predict." if shown - {"oracle", "noise floor"} else "",
         "~: still improving when its runs ended." if any(moving.values()) else "",
+        "Failed: diverged, worse than a constant or than one model, or far from what the method usually reaches."
+        if any(lost.values())
+        else "",
     ]
     return Table(
         "methods-table", f"{name} {sources}of personal models on the client's points",
@@ -197,29 +219,44 @@ def _first(groups: Sequence[Group], rows: Sequence[Measured], measure: _Measure)
     if len(values) < 2:
         return None
     mean = {label: statistics.mean(per_seed.values()) for label, per_seed in values.items()}
-    first, second = sorted(mean, key=lambda label: mean[label], reverse=measure.higher)[:2]
-    shared = sorted(values[first].keys() & values[second].keys())
-    gains = [values[first][s] - values[second][s] for s in shared]
-    gains = gains if measure.higher else [-gain for gain in gains]
-    leads = sum(gain > 0 for gain in gains)
+    first, *others = sorted(mean, key=lambda label: mean[label], reverse=measure.higher)
+    scale = scale_of(groups) if measure.metric == "mse" else None
+    to_others = [
+        difference(values[first], values[label], higher_is_better=measure.higher, scale=scale) for label in others
+    ]
+    gain = corrected(to_others)[0]
     one, two = (f"{100 * mean[label]:.1f} %" if measure.metric == "accuracy" else f"{mean[label]:#.3g}"
-                for label in (first, second))  # fmt: skip
-    sentence = f"{first} comes first by {measure.title}: {one}, then {second} with {two}"
+                for label in (first, others[0]))  # fmt: skip
+    sentence = f"{first} comes first by {measure.title}: {one}, then {others[0]} with {two}"
     rule = f"{'largest' if measure.higher else 'smallest'} mean over seeds"
-    refs = tuple(ref for group in groups if group.label in (first, second) for ref in group.refs)
-    if len(shared) < 2:
+    refs = tuple(ref for group in groups if group.label in (first, others[0]) for ref in group.refs)
+    if gain is None or gain.seeds < 2:
         return Verdict(f"{sentence}.", rule, None, refs)
-    rule += "; holds when Student's 95 % interval of the difference to the second, seed by seed, is above 0"
-    return Verdict(f"{sentence}; ahead in {leads} of {len(shared)} seeds.", rule, is_clear(gains), refs)
+    rule += (f"; holds where the difference to the second is not chance: p < 5 %, seed by seed, with Holm's correction "
+             f"for the {len(others)} others, over at least {FEWEST} seeds")  # fmt: skip
+    holds = None if gain.test == "none" else gain.is_better
+    return Verdict(f"{sentence}; ahead in {gain.wins:g} of {gain.seeds} seeds.", rule, holds, refs)
 
 
 def _told(groups: Sequence[Group], rows: Sequence[Measured]) -> list[Block]:
     """Return whose runs still improved, and, where all have the same seeds, who falls behind the first or is ahead."""
     found = restless(unsettled(groups, higher=_higher(groups)))
     if len({tuple(row.seeds) for row in rows}) == 1:
-        sources, higher = shown_sources(groups), _higher(groups)
-        found += [*behind(rows, sources, higher), *ahead(rows, sources, higher)]
+        apart, first = to_first(rows, _higher(groups), scale_of(groups)), rows[0].algorithm
+        found += [*behind(apart, first), *ahead(apart, first), *filter(None, [how_tested(apart)])]
     return [Text(f"{sentence}.") for sentence in found]
+
+
+def _differences(groups: Sequence[Group], rows: Sequence[Measured]) -> Iterator[Block]:
+    """Yield how the methods differ from the first, and their ranks, where there are seeds enough."""
+    apart = to_first(rows, _higher(groups), scale_of(groups))
+    if any(one.tested.seeds > 1 for one in apart):
+        yield difference_table(apart, rows[0].algorithm, _metric(groups))
+    for measure, of in ((CENTERS, lambda row: row.best_on(None)), (PERSONAL, lambda row: row.personal_held_out)):
+        values = {row.algorithm: by_seed(row.seeds, of(row)) for row in rows}
+        figure = rank_figure({label: found for label, found in values.items() if found}, measure, _higher(groups))
+        if figure is not None:
+            yield figure
 
 
 # --- error against cost -----------------------------------------------------------------------------------------------

@@ -17,13 +17,18 @@ from fedsoft.reports.measures import Measured
 from fedsoft.reports.numbers import several, unit
 from fedsoft.reports.page import Axis, Cell, Figure, Panel
 from fedsoft.reports.pictures import draw
-from fedsoft.reports.regressions import ahead, behind, restless, unsettled
+from fedsoft.reports.regressions import ToFirst, ahead, behind, how_tested, restless, scale_of, to_first, unsettled
 from fedsoft.reports.results import WIDTH, StudyResult
 from fedsoft.reports.run_loader import Group, finished
 from fedsoft.reports.tables import grid
 from fedsoft.studies.compare import Comparison
 
-BUDGETS = {"rounds": "same rounds", "work": "same client work", "bytes": "same bytes"}
+BUDGETS = {
+    "rounds": "same rounds",
+    "work": "same client work",
+    "bytes": "same bytes",
+    "converged": "rounds until more do not help",
+}
 LISTED = ("algorithm", "seeds", "runs", "best_center", "metrics", "diverged")  # what has columns of its own
 
 
@@ -79,12 +84,17 @@ class ComparisonReport(StudyResult):
     @property
     def worse(self) -> list[str]:
         """Return a sentence for each method that falls behind the first."""
-        return behind(self.measured, self.scores.sources, self.scores.higher_is_better)
+        return behind(self.differences, self.measured[0].algorithm)
 
     @property
     def better(self) -> list[str]:
         """Return a sentence for each method that is ahead of the first."""
-        return ahead(self.measured, self.scores.sources, self.scores.higher_is_better)
+        return ahead(self.differences, self.measured[0].algorithm)
+
+    @property
+    def differences(self) -> list[ToFirst]:
+        """Return how every other method differs from the first, seed by seed."""
+        return to_first(self.measured, self.scores.higher_is_better, scale_of(self.groups))
 
     @property
     def restless(self) -> list[str]:
@@ -98,7 +108,9 @@ class ComparisonReport(StudyResult):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.divergences, *self.restless, *self.worse, *self.better, *evidence_of(self.groups)]
+        tested = how_tested(self.differences)
+        verdicts = [*self.worse, *self.better, *([tested] if tested else [])]
+        return [*self.divergences, *self.restless, *verdicts, *evidence_of(self.groups)]
 
     def rows(self) -> list[dict[str, Any]]:
         sources = max((len(best) for row in self.measured for best in row.best_center or []), default=0)
@@ -125,6 +137,10 @@ class ComparisonReport(StudyResult):
         rows = [row.to_dict() | {"unsettled": unsettled[row.algorithm]} for row in self.measured]
         return {
             "budget": self.comparison.budget, "algorithms": [*rows, *lost], "worse": self.worse, "better": self.better,
+            "differences": [
+                {"algorithm": one.method, "measure": one.measure, **one.difference.to_dict(),
+                 "scaled": one.tested.to_dict()} for one in self.differences
+            ],
         }  # fmt: skip
 
     def files(self) -> dict[str, bytes]:

@@ -1,77 +1,112 @@
-"""What falls behind the first method of a comparison or is ahead of it, in words: nobody should have to find it."""
+"""What is worse or better than the first method of a comparison, in words: nobody should have to find it."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from fedsoft.evaluation.seed_tests import FEWEST, SeedDifference, corrected, difference
+from fedsoft.reports.cells import Values
 from fedsoft.reports.measures import Measured
+from fedsoft.reports.numbers import several
 from fedsoft.reports.run_loader import Group
 from fedsoft.training.settled import settled
 
-LEVEL = 0.95  # of intervals
+CENTERS, PERSONAL = "best centers", "personal models on held-out points"
 
 
-def behind(rows: Sequence[Measured], sources: Sequence[str], higher: bool) -> list[str]:
-    """Return a sentence for each method that is worse than the first by more than chance over seeds.
+@dataclass(frozen=True)
+class ToFirst:
+    """How a method differs from the first one, over the seeds that both have; above 0 it is better.
 
-    It is worse on something where Student's 95 % interval of its differences to the first, seed by seed, lies on one
-    side of 0 (see `is_clear`); with a single seed, where it is worse at all, which is said.
+    Arguments:
+        method: by its label.
+        measure: what is compared.
+        difference: in the metric; tested: the same divided by each seed's scale, where draws have one, corrected for
+            all differences of the comparison.
+    """
+
+    method: str
+    measure: str
+    difference: SeedDifference
+    tested: SeedDifference
+
+
+def to_first(rows: Sequence[Measured], higher: bool, scale: Mapping[int, float] | None = None) -> list[ToFirst]:
+    """Return how all other methods differ from the first one.
 
     Arguments:
         rows: the methods, the first one first.
-        sources: their names, for the best center of each.
         higher: whether larger values are better.
+        scale: what differences are divided by, seed by seed, before they are tested: draws differ in how hard they are.
     """
-    return _told(rows, sources, higher, "worse", 1)
-
-
-def ahead(rows: Sequence[Measured], sources: Sequence[str], higher: bool) -> list[str]:
-    """Return a sentence for each method that is better than the first by more than chance; see `behind`."""
-    return _told(rows, sources, higher, "better", -1)
-
-
-def _told(rows: Sequence[Measured], sources: Sequence[str], higher: bool, word: str, sign: int) -> list[str]:
     first, *others = rows
-    found = []
+    found: list[tuple[str, str, SeedDifference, SeedDifference]] = []
     for row in others:
-        seeds = [seed for seed in row.seeds if seed in first.seeds]  # those of runs that diverged are missing
-        losses = _losses(row, first, seeds, sources, higher)
-        where = [what for what, gaps in losses if is_clear([sign * gap for gap in gaps])]
-        if where:
-            spread = "by more than chance over seeds" if len(seeds) > 1 else "with the only seed"
-            found.append(f"{row.algorithm} is {word} than {first.algorithm}, {spread}: {', '.join(where)}")
-    return found
+        for measure, ours, theirs in (
+            (CENTERS, row.best_on(None), first.best_on(None)),
+            (PERSONAL, row.personal_held_out, first.personal_held_out),
+        ):
+            pair = by_seed(row.seeds, ours), by_seed(first.seeds, theirs)
+            plain = difference(*pair, higher_is_better=higher)
+            scaled = difference(*pair, higher_is_better=higher, scale=scale)
+            if plain is not None and scaled is not None:
+                found.append((row.algorithm, measure, plain, scaled))
+    tested = corrected([scaled for *_, scaled in found])
+    return [
+        ToFirst(method, measure, replace(plain, test=one.test, p=one.p, corrected=one.corrected), one)
+        for (method, measure, plain, _), one in zip(found, tested, strict=True)
+        if one is not None
+    ]
 
 
-def _losses(
-    row: Measured, first: Measured, seeds: Sequence[int], sources: Sequence[str], higher: bool
-) -> list[tuple[str, list[float]]]:
-    """Return what is compared, and by how much it is worse with each seed."""
-
-    def gaps(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float]:
-        pairs = [(ours[row.seeds.index(seed)], theirs[first.seeds.index(seed)]) for seed in seeds]
-        return [(b - a if higher else a - b) for a, b in pairs if a is not None and b is not None]
-
-    personal = ("personal models on held-out points", gaps(row.personal_held_out, first.personal_held_out))
-    if not (row.best_center and first.best_center):
-        return [personal]
-    centers = [(f"best center of {name}", gaps(row.best_on(j), first.best_on(j))) for j, name in enumerate(sources)]
-    return [*centers, personal]
+def by_seed(seeds: Sequence[int], values: Values) -> dict[int, float]:
+    """Return the values that are there, by seed."""
+    return {seed: value for seed, value in zip(seeds, values, strict=True) if value is not None}
 
 
-def is_clear(gains: Sequence[float]) -> bool:
-    """Whether a gain is above 0 by more than chance: its mean over seeds is more than Student's t of standard errors.
+def scale_of(groups: Sequence[Group]) -> dict[int, float] | None:
+    """Return the mean squared distance of the sources by seed, where errors are squared and it is known for all."""
+    if groups[0].first.scores.metric != "mse":
+        return None
+    found = {run.spec.seed: run.scores.distance for group in groups for run in group.runs}
+    known = {seed: distance for seed, distance in found.items() if distance}
+    return known if len(known) == len(found) else None
 
-    With one seed nothing is known of chance: then whether it is above 0 at all. Two seeds must agree to 13 %.
-    """
-    if len(gains) < 2:
-        return bool(gains) and gains[0] > 0
-    from scipy.special import stdtrit
 
-    error = statistics.stdev(gains) / math.sqrt(len(gains))
-    return statistics.mean(gains) > float(stdtrit(len(gains) - 1, (1 + LEVEL) / 2)) * error
+def behind(found: Sequence[ToFirst], first: str) -> list[str]:
+    """Return a sentence for each method that is worse than the first by more than chance over seeds."""
+    return _told(found, first, "worse")
+
+
+def ahead(found: Sequence[ToFirst], first: str) -> list[str]:
+    """Return a sentence for each method that is better than the first by more than chance over seeds."""
+    return _told(found, first, "better")
+
+
+def _told(found: Sequence[ToFirst], first: str, word: str) -> list[str]:
+    sentences = []
+    for method in dict.fromkeys(one.method for one in found):
+        clear = [
+            one for one in found
+            if one.method == method and (one.tested.is_worse if word == "worse" else one.tested.is_better)
+        ]  # fmt: skip
+        if clear:
+            what = ", ".join(f"{one.measure} (p = {one.tested.corrected:.2g})" for one in clear)
+            sentences.append(f"{method} is {word} than {first} over {clear[0].tested.seeds} seeds: {what}")
+    return sentences
+
+
+def how_tested(found: Sequence[ToFirst]) -> str:
+    """Say how differences were tested, or that there are too few seeds; nothing where nothing is compared."""
+    if not found:
+        return ""
+    tested = [one.tested for one in found if one.tested.test != "none"]
+    if not tested:
+        seeds = several(max(one.tested.seeds for one in found), "seed")
+        return f"{seeds}: too few to call a method better or worse; {FEWEST} are the least, 20 are good (--seeds 0..19)"
+    tests = " and ".join(dict.fromkeys(one.test for one in tested))
+    return f"differences seed by seed are tested by {tests}, with Holm's correction for all {len(tested)} of them"
 
 
 def unsettled(groups: Sequence[Group], *, higher: bool) -> dict[str, list[int]]:

@@ -45,7 +45,8 @@ def compare(
         model, solver: as for `fit`.
         rounds: communication rounds; default: those of the preset.
         seeds: every method is run with each of them.
-        budget: what is the same for all: `rounds`, or the client `work` or `bytes` of the first.
+        budget: what is the same for all: `rounds`, or the client `work` or `bytes` of the first; or `converged`: every
+            method has twice the rounds as long as that helps.
         options: how runs are carried out and where they are saved.
     """
     study = Study(data, model, rounds, solver, options or StudyOptions())

@@ -6,19 +6,22 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal
 
 from fedsoft.errors import InputError, unknown
+from fedsoft.evaluation.values import Scores
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import check
 from fedsoft.runs.spec import RunSpec
+from fedsoft.studies.converged import DOUBLINGS, Reached, improved
 from fedsoft.studies.methods import Algorithms, read_methods
 from fedsoft.studies.process_pool import Ended, Outcome, ProcessPool
 from fedsoft.studies.process_pool import folders as folders_of
 from fedsoft.training.records import Totals
 
-Budget = Literal["rounds", "work", "bytes"]
-BUDGETS: tuple[Budget, ...] = ("rounds", "work", "bytes")
+Budget = Literal["rounds", "work", "bytes", "converged"]
+BUDGETS: tuple[Budget, ...] = ("rounds", "work", "bytes", "converged")
 UNSCORED = 10**6  # rounds between two scores: only the first and the last round are scored
 MORE_ROUNDS = 20  # times the rounds of the first method, for a cheaper one to use up its budget
 
@@ -65,7 +68,8 @@ def compare(
     """Run everything that is not saved already; None when stopped (what is done is saved).
 
     A run that diverges is a result, too: it is left out of the means, and named. With a budget of work or bytes, every
-    method may spend as much as the first one does with the same seed, or the one that a file of `tune` names.
+    method may spend as much as the first one does with the same seed, or the one that a file of `tune` names. With
+    `converged` every method has as many rounds as it needs: twice as many as long as that helps, see `converged`.
     """
     if budget not in BUDGETS:
         raise unknown("budget", budget, BUDGETS)
@@ -76,6 +80,9 @@ def compare(
     first = methods.budget_of or wanted[0].label
     ones = [entry for entry in wanted if entry.spec.seed == seeds[0] and not (pool.out / entry.spec.id).exists()]
     check({entry.label: entry.spec for entry in ones}, pool.options.given)
+    if budget == "converged":
+        ended = _converged(pool, wanted)
+        return None if ended is None else _gathered(base, budget, [method.label for method in methods.listed], ended)
     heads = [entry for entry in wanted if entry.label == first or budget == "rounds"]
     done = _run(pool, heads, more=len(wanted) - len(heads))
     if done is not None and budget != "rounds":
@@ -88,17 +95,64 @@ def compare(
         done = None if rest is None else done + rest
     if done is None:
         return None
+    ended = [*zip(heads, done, strict=True)]
+    return _gathered(base, budget, [method.label for method in methods.listed], ended)
+
+
+Pairs = Sequence[tuple[Entry, Outcome]]
+
+
+def _gathered(base: RunSpec, budget: Budget, order: Sequence[str], ended: Pairs) -> Comparison:
+    """Return a comparison of runs that are finished or diverged; raises where none is finished."""
     folders: dict[str, list[RunFolder]] = {}
     diverged: dict[str, dict[int, str]] = {}
-    order = [method.label for method in methods.listed]
-    for entry, one in sorted(zip(heads, done, strict=True), key=lambda pair: order.index(pair[0].label)):
+    for entry, one in sorted(ended, key=lambda pair: order.index(pair[0].label)):
         if one.folder is None:
             diverged.setdefault(entry.label, {})[entry.spec.seed] = one.ending.problem
         else:
             folders.setdefault(entry.label, []).append(one.folder)
     if not folders:
-        folders_of(done, [entry.label for entry in heads])  # raises
+        folders_of([one for _, one in ended], [entry.label for entry, _ in ended])  # raises
     return Comparison(base, budget, folders, diverged)
+
+
+def _converged(pool: ProcessPool, wanted: Sequence[Entry]) -> list[tuple[Entry, Outcome]] | None:
+    """Run every method with twice the rounds until that no longer helps, and keep what it had before."""
+    kept: dict[str, list[tuple[Entry, Outcome]]] = {}
+    left = dict.fromkeys(entry.label for entry in wanted)
+    for doubling in range(DOUBLINGS + 1):
+        now = [
+            replace(entry, spec=replace(entry.spec, rounds=entry.spec.rounds * 2**doubling, work=None, bytes=None))
+            for entry in wanted if entry.label in left
+        ]  # fmt: skip
+        outcomes = _run(pool, now)
+        if outcomes is None:
+            return None
+        for label in [*left]:
+            pairs = [pair for pair in zip(now, outcomes, strict=True) if pair[0].label == label]
+            if label in kept and not _improved(kept[label], pairs):
+                del left[label]
+            else:
+                kept[label] = pairs
+        if not left:
+            break
+    return [pair for pairs in kept.values() for pair in pairs]
+
+
+def _improved(before: Pairs, after: Pairs) -> bool:
+    """Whether more rounds have helped; a seed under which training diverges with more of them says nothing."""
+    both = [(a.folder, b.folder) for (_, a), (_, b) in zip(before, after, strict=True)]
+    known = [(a.scores(), b.scores()) for a, b in both if a is not None and b is not None]
+    scores = [(a, b) for a, b in known if a is not None and b is not None]
+    if not scores:
+        return False
+    first, second = ([_reached(one) for one in part] for part in zip(*scores, strict=True))
+    return improved(first, second, scores[0][0].higher_is_better)
+
+
+def _reached(scores: Scores) -> Reached:
+    best, personal = scores.of_best, scores.personal_held_out
+    return Reached(None if not best else fmean(best), None if personal is None else personal.mean)
 
 
 def _run(pool: ProcessPool, wanted: Sequence[Entry], more: int = 0) -> list[Outcome] | None:
