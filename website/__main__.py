@@ -35,6 +35,8 @@ def main() -> int:
     for page in source.rglob("*.md"):
         if not page.is_relative_to(source / "source"):
             page.write_text(maths.with_maths(page.read_text("utf-8")), "utf-8")
+    home = source / "index.md"  # needs the room of the navigation, which is above it, too
+    home.write_text(f"---\nhide: [navigation, toc]\n---\n{home.read_text('utf-8')}", "utf-8")
     settings = source.parent / "mkdocs.yml"
     theme = Path(__file__).parent / "theme"
     given = (

@@ -54,9 +54,9 @@ function sources(svg) {
 
 function dot(svg, color, name, square = false) {
   const group = make(svg, "g");
-  if (square) make(group, "rect", { x: -9, y: -9, width: 18, height: 18, fill: color });
+  if (square) make(group, "rect", { x: -14, y: -12, width: 28, height: 24, rx: 3, fill: color });
   else make(group, "circle", { r: 10, fill: "var(--md-default-bg-color)", stroke: color, "stroke-width": 3 });
-  make(group, "text", { y: square ? 27 : 4, "text-anchor": "middle", fill: "currentColor", "font-weight": 600, "font-size": 12 }, name);
+  make(group, "text", { y: 4, "text-anchor": "middle", fill: square ? "var(--md-default-bg-color)" : "currentColor", "font-weight": 600, "font-size": 12 }, name);
   return { group, to: ([x, y]) => group.setAttribute("transform", `translate(${x} ${y})`) };
 }
 
@@ -107,7 +107,7 @@ const figures = {
     const { svg, controls, output } = frame(place, "Two sources, two clients between them, and the two centers that FedSoft makes of the clients", 320);
     const shares = [0.1, 0.9];
     sources(svg);
-    const centers = [0, 1].map((s) => dot(svg, COLORS[s], `center ${s}`, true));
+    const centers = [0, 1].map((s) => dot(svg, COLORS[s], `c${s}`, true));
     const clients = ["A", "B"].map((name, k) => handle(svg, name, () => shares[k], (to) => { shares[k] = to; }, draw));
     const pull = slider(controls, "pull λ", [0, 8, 0.1, 1], draw, (value) => value.toFixed(1));
     const offset = (share, up) => { const [x, y] = between(share); return [x + 14 * up, y + 32 * up]; };
