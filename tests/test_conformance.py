@@ -107,8 +107,10 @@ def test_the_contract(name: str) -> None:
 @every
 def test_the_docstring_follows_the_template(name: str) -> None:
     text = inspect.getdoc(plugins.find("algorithms", name)) or ""
-    for heading in ("Maths", "Arguments:", "Cost:", "Use it:", "Example:", "Reference:"):
+    for heading in ("Maths", "Arguments:", "Cost:", "Use it:", "Avoid it:", "Example:", "Reference:"):
         assert heading in text or (heading == "Arguments:" and not settings_of(name)), heading
+    idea = text.partition("Maths")[0].split("\n\n")
+    assert len(idea) > 1, "a sentence on what it is, and one on how"
     arguments = text.partition("Arguments:")[2].partition("Cost:")[0]
     for setting in settings_of(name):
         assert setting in arguments.replace(",", ":").replace(" ", ":").split(":") or f"{setting}:" in arguments, (

@@ -21,6 +21,9 @@ __all__ = ["APFL"]
 class APFL(OneCenter):
     """Clients train the center as in FedAvg, and beside it a local model whose mix with the center fits their points.
 
+    What a client predicts with is a share of its own model and the rest of the center; the share is learned by
+    gradient.
+
     Maths, for each batch of a client k drawn, from w_k = c, with g the gradient at the mix before the step:
 
         mix_k    = alpha_k v_k + (1 - alpha_k) w_k,     g = grad f_k(mix_k)
@@ -43,6 +46,9 @@ class APFL(OneCenter):
     Cost: two tasks per client drawn; one model down, one up.
 
     Use it: when clients differ in how much the others can help them.
+
+    Avoid it: for users who come later, who have no model to mix; where clients' sources conflict, since there is
+        one center for all.
 
     Example:
         >>> APFL(K=10).alpha

@@ -23,6 +23,9 @@ __all__ = ["CFL"]
 class CFL(Algorithm):
     """All clients begin in one cluster; a cluster that has converged while its members still pull apart is split.
 
+    A split needs no number of clusters: it happens where the mean update of a cluster vanishes and single updates
+    do not.
+
     Maths, in every round and for every cluster C with center c:
 
         d_k = w_k - c                                       w_k the local solution from c, for k in C drawn
@@ -50,6 +53,9 @@ class CFL(Algorithm):
     Cost: one task per client drawn; one model down, one up. The server keeps one update of each client.
 
     Use it: when each client's data comes from one source, or nearly so, and the number of sources is unknown.
+
+    Avoid it: when clients mix sources, since no split of clients separates points, and when there is no time to
+        find thresholds: they are absolute norms.
 
     Example:
         >>> CFL(eps1=0.1, eps2=1.0).after

@@ -21,6 +21,8 @@ __all__ = ["Ditto"]
 class Ditto(OneCenter):
     """Clients train the center as in FedAvg, and beside it a model of their own that is pulled towards the center.
 
+    The pull has one strength for all clients and parameters, which is chosen, not learned.
+
     Maths, for each client k drawn, with c the center that it received:
 
         w_k = local solution of f_k from c
@@ -38,6 +40,9 @@ class Ditto(OneCenter):
 
     Use it: when clients want personal models and some of them may be faulty: what a client does to the center reaches
         the others only through the pull.
+
+    Avoid it: when cluster models are wanted, or when clients have so few points that the strength of the pull
+        decides everything: FedPrior learns it.
 
     Example:
         >>> Ditto(K=10).lam

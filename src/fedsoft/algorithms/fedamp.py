@@ -22,6 +22,9 @@ __all__ = ["FedAMP"]
 class FedAMP(Algorithm):
     """Every client is pulled towards a mean of all models in which those most like its own count most.
 
+    The server computes that mean for each client, by how far models are apart, so there is a message of its own for
+    everybody.
+
     Maths:
 
         xi_kj = alpha A'(|w_k - w_j|^2)  for j != k         A'(d) = exp(-d / sigma) / sigma
@@ -45,6 +48,9 @@ class FedAMP(Algorithm):
         all others: K N P operations.
 
     Use it: for personal models when some clients are alike but there are no clear clusters. There are no centers.
+
+    Avoid it: when new clients have to be served, since nothing is left to hand to them, with very many clients, or
+        when the server may see sums only.
 
     Example:
         >>> FedAMP(sigma=100.0).lam

@@ -16,6 +16,8 @@ __all__ = ["FedAvg"]
 class FedAvg(OneCenter):
     """Clients train the one center on their own points; the center is their mean, weighted by n_k.
 
+    There is one model for everybody, and a client's personal model is that one.
+
     Maths:
 
         w_k = local solution from c                  for each client k drawn
@@ -27,6 +29,8 @@ class FedAvg(OneCenter):
     Cost: one task per client drawn; one model down, one up.
 
     Use it: as the yardstick. Where sources do not conflict, one model for all is hard to beat.
+
+    Avoid it: when clients contradict each other: the mean of models that disagree serves nobody well.
 
     Example:
         >>> FedAvg(K=10).K

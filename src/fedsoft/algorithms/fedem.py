@@ -26,6 +26,9 @@ __all__ = ["FedEM"]
 class FedEM(Starts, Algorithm):
     """Every client keeps a mixture of the centers and trains each on its points, weighted by its posterior.
 
+    The server averages each center over clients, by how much of it each has; clients predict with the mixture of
+    all centers.
+
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
         q_i(s) = pi_ks exp(-l_s(i)) / sum_s' pi_ks' exp(-l_s'(i))           for every point on its own
@@ -57,6 +60,9 @@ class FedEM(Starts, Algorithm):
         S up.
 
     Use it: when every client's data is a mixture of a few sources and S times the work is affordable.
+
+    Avoid it: when few clients take part in a round and work is scarce: a task costs S times as much. From
+        independent draws of a network it may end with all clients at one center.
 
     Example:
         >>> FedEM(S=2).scale

@@ -23,6 +23,8 @@ __all__ = ["FedGMM"]
 class FedGMM(Algorithm):
     """Clients mix Gaussians of inputs with predictors of labels, so that a model is used where its inputs are.
 
+    The Gaussians tell by the input alone which model to use, also for a new client without labels.
+
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
         p_k(x, y) = sum_g sum_s pi_kgs N(x; mu_g, Sigma_g) p_s(y | x)  Gaussians and predictors are shared by all
@@ -47,6 +49,9 @@ class FedGMM(Algorithm):
         G (1 + d + d^2) sums up for inputs of d numbers. In the first round all clients send such sums once more.
 
     Use it: when sources differ in their inputs as well, and a client's points of one source are near each other.
+
+    Avoid it: for inputs that are images, tokens or many dimensions, which a few Gaussians do not describe, and
+        where moments of inputs must not leave a client.
 
     Example:
         >>> FedGMM(S=2, G=4).dimension

@@ -25,6 +25,8 @@ __all__ = ["FedGroup"]
 class FedGroup(Algorithm):
     """A sample of clients is grouped once by the directions of their first updates; then FedAvg inside each group.
 
+    Who was not in the sample joins the group whose direction its own first update is nearest to.
+
     Maths:
 
         delta_k  = w_k - c, w_k the local solution from the initial model c       round 0, by a sample of clients
@@ -46,6 +48,9 @@ class FedGroup(Algorithm):
     Cost: one task per client drawn, and once one more for each client; one model down, one up.
 
     Use it: when each client's data comes from one source, or nearly so, and the number of sources is known.
+
+    Avoid it: when clients mix sources, when groups change in time, and when first updates all point the same way,
+        as those of networks often do.
 
     Example:
         >>> FedGroup(S=3).directions

@@ -42,6 +42,9 @@ FLOOR = 0.05  # least share of all clients for either level: the one that is beh
 class FedLevels(Algorithm):
     """A client has one taste, or its points come from several sources: both are learned, and evidence tells which.
 
+    It holds FedPrior and a mixture of sources in one model, and charges each kind of client for the freedom that it
+    takes.
+
     Maths. A client is of one of two kinds, and everything about the kinds is learned:
 
         taste:    w_k ~ sum_s pi_s N(c_s, Sigma_s), all points of client k from w_k
@@ -81,6 +84,9 @@ class FedLevels(Algorithm):
         and one model at the start.
 
     Use it: when it is not known whether clients differ as people do or mix a few sources.
+
+    Avoid it: with `secure = true`, when bytes up are scarce, or when it is known which of the two pictures holds:
+        FedPrior or FedRoute then costs less.
 
     Example:
         >>> FedLevels(S=3).tau

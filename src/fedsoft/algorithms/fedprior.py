@@ -32,6 +32,9 @@ FULL = 32  # parameters up to which `covariance = auto` learns how they vary tog
 class FedPrior(NetworkPrior):
     """Clients' models come from a few Gaussians around the centers, whose widths are learned with the centers.
 
+    So how strongly a client is pulled to its center is found for each parameter, where FedSoft and Ditto ask for a
+    number.
+
     Maths. With w_k ~ sum_s pi_s N(c_s, Sigma_s) and n_k f_k the negative log-likelihood of client k's points:
 
         w_ks = argmin n_k f_k(w) + 1/2 (w - c_s)' Sigma_s^-1 (w - c_s)
@@ -67,6 +70,9 @@ class FedPrior(NetworkPrior):
         in the last round up to 8 tasks of K clients, and as many of all.
 
     Use it: when clients differ as people do: each has one way, near one of a few common ones, and few points.
+
+    Avoid it: when each client's points come from several conflicting sources: a single model per client cannot fit
+        them. FedRoute and FedLevels can.
 
     Example:
         >>> FedPrior(S=4).covariance

@@ -21,6 +21,8 @@ __all__ = ["FedProx"]
 class FedProx(OneCenter):
     """FedAvg with a proximal term that pulls clients back to the center they received.
 
+    All else is FedAvg: the term only limits how far a client gets from the center within a round.
+
     Maths:
 
         w_k = local solution of f_k(w) + mu/2 |w - c|^2 from c      for each client k drawn
@@ -35,6 +37,9 @@ class FedProx(OneCenter):
     Cost: one task per client drawn; one model down, one up.
 
     Use it: when one model is wanted, and clients that train long on data of their own would drift apart under FedAvg.
+
+    Avoid it: as a method of personalisation: there is still one model for all. With few local steps it hardly
+        differs from FedAvg.
 
     Example:
         >>> FedProx(K=10).mu

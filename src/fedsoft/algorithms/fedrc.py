@@ -30,6 +30,8 @@ RARE = 1e-8  # the smallest share of a label within a center
 class FedRC(Starts, Algorithm):
     """FedEM whose posterior is divided by how common a point's label is within the center.
 
+    So a center is not preferred for the labels that it has seen most, but for how labels follow from inputs.
+
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
         q_i(s)  ~ pi_ks exp(-l_s(i)) / P_s(y_i)                     for every point on its own, normalised over s
@@ -59,6 +61,9 @@ class FedRC(Starts, Algorithm):
         both ways. These tell the server how many points of each class a client has.
 
     Use it: when sources label the same inputs differently, and clients have few of the classes each.
+
+    Avoid it: for regression, and when label counts must not leave a client; when clients have all classes alike it
+        is FedEM with more bytes.
 
     Example:
         >>> FedRC(S=2, first="warm").predict_with

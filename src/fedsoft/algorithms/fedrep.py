@@ -25,6 +25,8 @@ __all__ = ["FedRep"]
 class FedRep(OneCenter):
     """Clients train the body of the center together; each puts a head of its own on it, which never leaves the client.
 
+    What is common is how an input is described, and what is personal is what follows from the description.
+
     Maths, for a model w = (b, h) of body and head, and each client k drawn, with b the body that it received:
 
         h_k = local solution of f_k(b, h) over h alone, from h_k           `epochs` - `body_epochs` passes, at least one
@@ -44,6 +46,9 @@ class FedRep(OneCenter):
         the last round one more task by all clients and one model down.
 
     Use it: when clients agree about what matters in an input and differ in what follows from it, as with other labels.
+
+    Avoid it: when clients have few points, since a head is trained on those alone; when clients differ in their
+        inputs; when a client that comes later has no labels to train a head on.
 
     Example:
         >>> FedRep(K=10, head=["fc2.*"]).body_epochs

@@ -46,6 +46,9 @@ class Phase(enum.IntEnum):
 class FedRoute(Starts, Algorithm):
     """Every client gives each of its points to the center that most probably made it, and trains centers on those.
 
+    Some rounds are FedSoft's own, with one model per client; a trial tells whether giving each point to its own
+    center pays.
+
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
         q_i(s) = p_ks exp(-l_s(i)) / sum_s' p_ks' exp(-l_s'(i)),    p_ks = (1 - eps) u_ks + eps / S
@@ -99,6 +102,9 @@ class FedRoute(Starts, Algorithm):
         least squares S (P + 1) P numbers up, counted as S (P + 2) / 2 gradients of every point.
 
     Use it: when clients mix sources that conflict, and centers for new users matter.
+
+    Avoid it: when clients differ as people do, each in a way of its own: the centers then explain little. Not with
+        `secure = true`.
 
     Example:
         >>> FedRoute(S=2, K=60).hard

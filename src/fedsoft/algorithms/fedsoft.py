@@ -31,6 +31,9 @@ RIDGE = 1e-3  # of unmixing, as a share of the mean weight of a center
 class FedSoft(Starts, Algorithm):
     """Every client solves one proximal problem per round; its model updates every center it was drawn for.
 
+    A client is pulled to all centers by its shares of them, so its solution is its personal model, and costs one
+    task however many sources there are.
+
     Maths (Algorithm 1):
 
         u_ks    = max(n_ks / n_k, sigma)                              every tau rounds, by all clients
@@ -72,6 +75,9 @@ class FedSoft(Starts, Algorithm):
         down, one up.
 
     Use it: when every client's data is a mixture of a few sources that share much.
+
+    Avoid it: when cluster models must be as good as those of separated data and sources conflict: averages of
+        models that were trained on mixed data remain mixtures (FedRoute, or FedEM at S times the work).
 
     Example:
         >>> FedSoft(S=2, K=60, lam=1.0).tau

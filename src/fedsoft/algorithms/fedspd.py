@@ -25,6 +25,8 @@ __all__ = ["FedSPD"]
 class FedSPD(Starts, Algorithm):
     """A client trains one center per round, drawn at random, on the points that this center explains best.
 
+    After the last round every client mixes all centers by its shares, and trains the mix on its own points.
+
     Maths, for each client k drawn, its points i and the loss l_s(i) of center s:
 
         D_ks = {i: argmin_s' l_s'(i) = s},    u_ks = |D_ks| / n_k
@@ -50,6 +52,9 @@ class FedSPD(Starts, Algorithm):
 
     Use it: when clients mix sources and work and bytes are scarce. Centers have to differ from the start, and mixing
         their parameters has to make sense: with independent draws of a network it does not, so use `first = warm`.
+
+    Avoid it: when sources conflict and centers start alike: which one explains a point best is then a matter of
+        chance.
 
     Example:
         >>> FedSPD(S=2, K=10).first

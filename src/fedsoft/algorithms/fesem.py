@@ -24,6 +24,8 @@ __all__ = ["FeSEM"]
 class FeSEM(Algorithm):
     """Clients are clustered by their models: each joins the nearest center, which becomes the mean of its members.
 
+    Distances between models take the place of losses, so that clients are sent one center and evaluate none.
+
     Maths:
 
         w_k = local solution from c_{s_k}              for each client k drawn
@@ -43,6 +45,9 @@ class FeSEM(Algorithm):
 
     Use it: when clients fall into groups whose models differ, and evaluating all centers at clients is too expensive.
         Needs models that were trained far enough to be compared.
+
+    Avoid it: for networks trained from short local solves, whose parameters are far apart for no reason, and when
+        the server may see sums only.
 
     Example:
         >>> FeSEM(S=4).K

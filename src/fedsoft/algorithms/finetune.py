@@ -22,6 +22,8 @@ __all__ = ["FineTune"]
 class FineTune(OneCenter):
     """FedAvg; in the last round every client then trains the finished center further on its own points.
 
+    Everybody gets the same start, and goes as far from it as its own points lead in one local solve.
+
     Maths:
 
         c   = sum_k n_k w_k / sum_k n_k         over the clients drawn that answered, in every round, as in FedAvg
@@ -39,6 +41,9 @@ class FineTune(OneCenter):
         model down for each client.
 
     Use it: as the first thing to try when personal models are wanted: it costs one more round than FedAvg.
+
+    Avoid it: when clients have a handful of points, which fine-tuning fits by heart, or when cluster models are
+        wanted.
 
     Example:
         >>> FineTune(K=10).K

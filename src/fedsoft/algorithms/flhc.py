@@ -25,6 +25,8 @@ __all__ = ["FLHC"]
 class FLHC(Algorithm):
     """FedAvg for a while; then all clients are clustered once by their updates, and every cluster continues alone.
 
+    The updates of all clients in one round are joined by hierarchical clustering, up to S clusters or a threshold.
+
     Maths:
 
         c         = FedAvg                                        rounds 0 to warm - 1
@@ -51,6 +53,9 @@ class FLHC(Algorithm):
     Cost: one task per client drawn, and one by all clients in the clustering round; one model down, one up.
 
     Use it: when each client's data comes from one source, or nearly so, and all clients can be asked once.
+
+    Avoid it: when clients mix sources or come later, since clusters are made once, and with clients that cannot all
+        be asked in the same round.
 
     Example:
         >>> FLHC(S=4).warm

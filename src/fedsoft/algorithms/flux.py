@@ -28,6 +28,8 @@ class FLUX(Algorithm):
     """FedAvg for a while; then clients are clustered once by moments of their points' latent values, however many
     clusters there are, and every cluster continues alone.
 
+    A new client joins by the same moments without labels, since they describe inputs as the model sees them.
+
     Maths, with z_i what the last layer of the common model c is given for point i, along `dimension` directions:
 
         c        = FedAvg                                                   rounds 0 to warm - 1
@@ -56,6 +58,9 @@ class FLUX(Algorithm):
 
     Use it: when each client's data comes from one source, or nearly so, nobody knows how many there are, and later
         clients have no labels. Sources that clients mix in between leave no gap for a cluster to end at.
+
+    Avoid it: when sources differ in their labels only and new clients have none, and where moments of latent values
+        must not leave a client.
 
     Example:
         >>> FLUX(warm=3).scale

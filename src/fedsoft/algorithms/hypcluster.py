@@ -24,6 +24,9 @@ __all__ = ["HypCluster"]
 class HypCluster(Algorithm):
     """Every client joins the center of the smallest mean training loss; the server moves it by the mean change.
 
+    The server moves a center by the mean change of its members, in proportion to their points, instead of taking
+    their mean.
+
     Maths:
 
         s_k = argmin_j f_k(c_j)
@@ -48,6 +51,9 @@ class HypCluster(Algorithm):
         first round takes 1 + S (S + 1) / 2 evaluations.
 
     Use it: as IFCA, when each client's data comes from one source or nearly so, and clients differ in size.
+
+    Avoid it: when clients mix sources, and from independent draws of networks: a center that is best for everybody
+        at the start stays the only one (`first = "spread"` helps).
 
     Example:
         >>> HypCluster(S=3, first="spread").server_lr

@@ -25,6 +25,9 @@ __all__ = ["KNNPer"]
 class KNNPer(OneCenter):
     """FedAvg; afterwards a client mixes what the model predicts with what its own nearest points say.
 
+    Each client keeps the latent values and labels of its own points, and looks up the nearest ones when it
+    predicts.
+
     Maths, with z(x) what the last layer of the center c is given, of d numbers, and each client k's own points:
 
         c          = sum_k n_k w_k / sum_k n_k                       as in FedAvg, over the clients that answered
@@ -49,6 +52,8 @@ class KNNPer(OneCenter):
         all points by all clients. Clients keep latent values and targets of their points, and so do saved runs.
 
     Use it: when clients differ in what they see, and have many points near each other. It costs no training.
+
+    Avoid it: when clients must not keep copies of their points, or when models are to be exported.
 
     Example:
         >>> KNNPer(k=5, lam=0.5).capacity

@@ -17,6 +17,8 @@ __all__ = ["Local"]
 class Local(Algorithm):
     """Every client trains a model on its own points alone; nothing is ever sent.
 
+    It is the other end from FedAvg: no client gains from any other.
+
     Maths:
 
         w_k = local solution of f_k from w_k        for each client k drawn
@@ -31,6 +33,8 @@ class Local(Algorithm):
 
     Use it: as the yardstick of personalisation. A method whose personal models do worse than this gains nothing from
         the other clients.
+
+    Avoid it: when clients have few points, and for users who come later: there is nothing to give to them.
 
     Example:
         >>> Local().optimizer_state

@@ -29,6 +29,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class MAPPER(OneCenter):
     """Clients fit a local model to be mixed with the center, for several shares, and train the center under the best.
 
+    The share is chosen from a grid by each client's own points, where APFL moves it by gradient.
+
     Maths, for each client k drawn, with c the center that it received:
 
         v(l)      = local solution of f_k(l v + (1 - l) c) over v, from v_k       for each l in the grid
@@ -51,6 +53,9 @@ class MAPPER(OneCenter):
         model down, one up.
 
     Use it: when clients differ in how much the others can help them, and there is time for the grid.
+
+    Avoid it: when work is scarce, since every value of the grid is a task of its own, and for cluster models: there
+        is one center.
 
     Example:
         >>> MAPPER(K=10).grid

@@ -23,6 +23,8 @@ __all__ = ["MOCHA"]
 class MOCHA(Algorithm):
     """Every client has a linear model of its own; how the models relate is learned with them.
 
+    A matrix of how much each client's model goes with each other's is learned in turn with the models.
+
     Maths, with the models w_k as columns of W:
 
         min sum_k f_k(w_k) + lambda/2 (tr W Omega W^T + eps tr Omega)     over W and Omega = Sigma^-1 with tr Sigma = 1
@@ -45,6 +47,9 @@ class MOCHA(Algorithm):
     Cost: one task per client drawn; one model down, one up. The server works on an N x N matrix: N^2 P operations.
 
     Use it: for personal linear models of few points each. There are no centers.
+
+    Avoid it: for anything but linear models, with many clients (the matrix has N squared entries), and when new
+        clients have to be served.
 
     Example:
         >>> MOCHA(lam=0.1).outer

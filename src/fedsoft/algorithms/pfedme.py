@@ -20,6 +20,9 @@ __all__ = ["pFedMe"]
 class pFedMe(OneCenter):
     """Clients fit a personal model near the center, batch by batch, and move the center towards it.
 
+    A personal model is the minimum of the loss with a pull to the client's copy of the center, which follows it in
+    small steps.
+
     Maths, for each batch of a client k drawn, from theta_k = w_k = c:
 
         theta_k -= personal_lr (grad f_k(theta_k) + lambda (theta_k - w_k))      `steps` times, from the last theta_k
@@ -45,6 +48,8 @@ class pFedMe(OneCenter):
     Cost: `steps` tasks per client drawn; one model down, one up.
 
     Use it: when clients want personal models and there are many batches, so that the small steps of w_k add up.
+
+    Avoid it: with few batches in a round, since the center then hardly moves; rates that others take may diverge.
 
     Example:
         >>> pFedMe(K=10).lam
