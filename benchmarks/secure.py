@@ -1,13 +1,13 @@
 """What sums alone cost: in accuracy (the same runs with and without `secure = true`), and in time and bytes.
 
     python -m benchmarks.secure accuracy [--seeds 3] [--json FILE]
-    python -m benchmarks.secure cost [--parameters 10000]
+    python -m benchmarks.secure cost [--parties 4 16 1000] [--parameters 10000]
 
 Accuracy: presets, all clients in every round; the score of personal models on held-out points, of the best centers
 where sources are known, and the largest difference of a number in the centers after the last round, as a share of the
-largest number. Cost: one sum, with everybody present and with one party missing after it shared its keys; for 1,000
-parties one of them and the server's part for it are timed, since all of them would take long on one core. With --json
-what is done is saved, and not run again.
+largest number. Cost: all of the protocol between parties in this process, in processor time: agreeing on keys, a sum
+with everybody present, and one with a party missing after the keys. With --json what is done is saved, and not run
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +28,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import fedsoft as fs
 from benchmarks.reliability import table
-from fedsoft.flower.secagg.aggregator import Aggregator
-from fedsoft.flower.secagg.messages import Delivery, Missing, Roster, size_of
-from fedsoft.flower.secagg.party import Accepts, Book, Party, about
-from fedsoft.flower.secagg.primitives import joined, public_of, shared
-from fedsoft.flower.secagg.primitives import sealed as seal
-from fedsoft.flower.secagg.session import Session, degree
+from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
+from fedsoft.flower.secagg.messages import size_of
+from fedsoft.flower.secagg.party import Book, Member, Party
+from fedsoft.flower.secagg.primitives import public_of
+from fedsoft.flower.secagg.session import Agreement, Session, degree
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import read
@@ -42,10 +41,13 @@ from fedsoft.secure.coding import MODELS
 RUNS = {
     "synthetic, fedsoft": ("synthetic-10-90", []),
     "synthetic, ifca": ("synthetic-10-90", ["algorithm.name=ifca"]),
-    "digits-conflict, fedsoft": ("digits-conflict", []),
-    "digits-conflict, fedem": ("digits-conflict", ["algorithm.name=fedem"]),
+    "synthetic, fedprior": ("synthetic-10-90", ["algorithm.name=fedprior", "solver.name=exact", "rounds=20"]),
     "electricity, fedsoft": ("electricity", []),
     "electricity, fedprior": ("electricity", ["algorithm.name=fedprior", "solver.name=newton", "rounds=20"]),
+    "digits-conflict, fedsoft": ("digits-conflict", []),
+    "digits-conflict, fedem": ("digits-conflict", ["algorithm.name=fedem"]),
+    "digits-conflict, fedprior": ("digits-conflict", ["algorithm.name=fedprior", "rounds=20"]),
+    "digits-4, fedsoft": ("digits-4", []),
 }
 THRESHOLD = 2 / 3
 T = TypeVar("T")
@@ -68,12 +70,12 @@ def ended(case: str, seed: int, secure: bool) -> tuple[list[float], torch.Tensor
     return [held.mean, statistics.mean(best) if best else float("nan"), sent, clipped], run.state.centers
 
 
-def accuracy(seeds: int, path: Path | None) -> None:
+def accuracy(cases: list[str], seeds: int, path: Path | None) -> None:
     known: dict[str, list[float]] = {}
     if path is not None and path.exists():
         known = dict(json.loads(line) for line in path.read_text("utf-8").splitlines())
     for seed in range(seeds):
-        for case in RUNS:
+        for case in cases:
             if f"{case}, {seed}" in known:
                 continue
             (plain, a), (secure, b) = (ended(case, seed, yes) for yes in (False, True))
@@ -83,7 +85,7 @@ def accuracy(seeds: int, path: Path | None) -> None:
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([f"{case}, {seed}", found]) + "\n")
     rows = []
-    for case in RUNS:
+    for case in cases:
         found = [known[f"{case}, {seed}"] for seed in range(seeds)]
         mean = [statistics.mean(column) for column in zip(*found, strict=True)]
         rows.append([
@@ -95,104 +97,71 @@ def accuracy(seeds: int, path: Path | None) -> None:
     print(table(heads, rows))
 
 
-def cost(parameters: int) -> None:
-    rows = [[str(count), *whole(count, parameters)] for count in (4, 16)]
-    rows.append(["1000", *one_of(1000, parameters)])
-    heads = ["parties", "neighbours", "one party, s", "server, s", "server, one missing, s", "bytes up", "of float32"]
-    print(table(heads, rows))
-
-
-def _session(count: int, parameters: int, attempt: int = 0) -> Session:
-    names = tuple(f"party {k}" for k in range(count))
-    return Session("run", 0, 0, "", names, ((MODELS, parameters),), THRESHOLD, attempt)
-
-
-def accepted(keys: Mapping[str, ec.EllipticCurvePrivateKey]) -> Accepts:
-    public = {name: public_of(key) for name, key in keys.items()}
-    return lambda name, key: public[name] == key
+def cost(counts: list[int], parameters: int) -> None:
+    heads = [
+        "parties", "neighbours", "agreeing on keys, s", "a sum, s", "server, s", "server, one missing, s",
+        "bytes for keys", "bytes of a sum", "of float32",
+    ]  # fmt: skip
+    print(table(heads, [[f"{count:,}", *whole(count, parameters)] for count in counts]))
 
 
 @dataclass
 class Clock:
-    """Calls functions, and adds up how long they take."""
+    """Calls functions, and adds up the processor time that they take."""
 
     spent: float = 0.0
 
     def __call__(self, work: Callable[..., T], *about: Any) -> T:
-        began = time.perf_counter()
+        began = time.process_time()
         done = work(*about)
-        self.spent += time.perf_counter() - began
+        self.spent += time.process_time() - began
         return done
+
+    def each(self, work: Callable[[str], T], names: Iterable[str]) -> dict[str, T]:
+        return {name: self(work, name) for name in names}
 
 
 def whole(count: int, parameters: int) -> list[str]:
-    """Play a whole session in this process: with everybody, then with one missing."""
+    """Play the whole protocol in this process: all agree on keys, then two sums, the second with one missing."""
+    names = tuple(f"party {k}" for k in range(count))
+    agreement = Agreement("run", "1", names, THRESHOLD)
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
+    public = {name: public_of(key) for name, key in keys.items()}
+
+    def known(name: str, key: bytes) -> bool:
+        return public[name] == key
+
+    ring, agree, serve = Keyring(agreement, known), Clock(), Clock()
+    members = {name: Member(agreement, name, keys[name], known) for name in names}
+    told = agree.each(lambda name: members[name].advertise(), names)
+    rosters = serve(ring.rosters, told)
+    shares = agree.each(lambda name: members[name].share(rosters[name]), names)
+    mail = serve(ring.deliveries, shares)
+    agree.each(lambda name: members[name].receive(mail[name]), names)
+    for_keys, at_server = size_of(told[names[0]]) + size_of(shares[names[0]]), serve.spent
+    print(f"{count} parties have agreed on keys: {agree.spent:.1f} s", file=sys.stderr, flush=True)
     timed = []
-    for missing in (0, 1):
-        session = _session(count, parameters, missing)
-        keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in session.parties}
-        known = accepted(keys)
-        server = Aggregator(session, known)
-        party, serve = Clock(), Clock()
-        parties = {name: Party(session, name, keys[name], known, Book()) for name in keys}
-        first, sent = session.parties[0], 0
-        up = {name: party(one.advertise) for name, one in parties.items()}
-        sent += size_of(up[first])
-        down = serve(server.rosters, up)
-        up = {name: party(parties[name].share, roster) for name, roster in down.items()}
-        sent += size_of(up[first])
-        down = serve(server.deliveries, up)
-        there = list(down)[: len(down) - missing]
-        up = {name: party(parties[name].mask, down[name], session.zeros()) for name in there}
-        sent += size_of(up[first])
-        told = serve(server.missing, up)
-        up = {name: party(parties[name].unmask, told) for name in told.present}
-        sent += size_of(up[first])
-        assert not any(bool(MODELS.decoded(value).any()) for value in serve(server.opened, up))
-        timed.append((party.spent / count, serve.spent, sent))
-    (own, at, sent), (_, later, _) = timed
-    return [str(degree(count, THRESHOLD)), f"{own:.3f}", f"{at:.3f}", f"{later:.3f}", f"{sent:,}",
-            f"{sent / (4 * parameters):.2f}"]  # fmt: skip
-
-
-def one_of(count: int, parameters: int) -> list[str]:
-    """Time one party among many with real keys of all its neighbours, and what the server does for it."""
-    session = _session(count, parameters)
-    me = session.parties[0]
-    near = session.neighbours(me)
-    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in (me, *near)}
-    known = accepted(keys)
-    others = {name: Party(session, name, keys[name], known, Book()) for name in near}
-    party = Party(session, me, keys[me], known, Book())
-    roster = Roster({name: one.advertise() for name, one in others.items()})
-    began = time.perf_counter()
-    mine = party.advertise()
-    shares = party.share(roster)
-    own = time.perf_counter() - began
-    sealed = {}
-    for name, one in others.items():  # what each would seal for this party: the same length, under the right key
-        one.roster = {me: mine}
-        sealed[name] = seal(one._sealing(me), party.own[0] + party.own[1], about(session, name, me))
-    began = time.perf_counter()
-    masked = party.mask(Delivery(sealed), session.zeros())
-    own += time.perf_counter() - began
-    unmasking = party.unmask(Missing(frozenset(session.parties), frozenset()))
-    began = time.perf_counter()
-    joined(list(shares_of(party, session))[: session.enough(me)])
-    session.mask(bytes(32))
-    session.unpacked(masked.data)
-    at = time.perf_counter() - began
-    began = time.perf_counter()
-    for _ in near:
-        session.mask(bytes(32))
-    more = time.perf_counter() - began
-    sent = sum(size_of(one) for one in (mine, shares, masked, unmasking))
-    return [str(len(near)), f"{own:.3f}", f"{count * at:.0f}", f"{count * at + at + more:.0f}", f"{sent:,}",
-            f"{sent / (4 * parameters):.2f}"]  # fmt: skip
-
-
-def shares_of(party: Party, session: Session) -> list[bytes]:
-    return shared(party.seed, session.enough(party.name), len(session.holders(party.name)))
+    for number in range(2):
+        if number:  # the same keys, as if they had not been used: what they cost is known
+            for member in members.values():
+                member.used = False
+        session = Session(agreement, 0, number, "", ((MODELS, parameters),))
+        server, own, serve = Aggregator(session, ring), Clock(), Clock()
+        parties = {name: Party(members[name], session, Book()) for name in names}
+        there = names[: count - number]
+        masked = own.each(lambda name, p=parties, s=session: p[name].mask(s.zeros()), there)
+        missing = serve(server.missing, masked)
+        signed = own.each(lambda name, p=parties, m=missing: p[name].confirm(m), there)
+        confirmed = serve(server.confirmed, signed)
+        unmasked = own.each(lambda name, p=parties, c=confirmed: p[name].unmask(c[name]), there)
+        total = serve(server.opened, unmasked)
+        assert not any(bool(MODELS.decoded(value).any()) for value in total)
+        sent = sum(size_of(one[names[0]]) for one in (masked, signed, unmasked))
+        timed.append((own.spent / len(there), serve.spent, sent))
+        print(f"sum {number} of {count} parties: {timed[-1]}", file=sys.stderr, flush=True)
+    (each, at, sent), (_, later, _) = timed
+    return [f"{degree(count, THRESHOLD)}", f"{agree.spent / count:.3f}", f"{each:.3f}", f"{at + at_server:.3f}",
+            f"{later:.3f}", f"{for_keys:,}", f"{sent:,}", f"{sent / (4 * parameters):.2f}"]  # fmt: skip
 
 
 def main() -> None:
@@ -200,13 +169,15 @@ def main() -> None:
     parser.add_argument("what", choices=("accuracy", "cost"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parameters", type=int, default=10_000)
+    parser.add_argument("--parties", type=int, nargs="+", default=[4, 16, 1000])
+    parser.add_argument("--only", nargs="+", choices=RUNS, help="of the runs whose accuracy is compared")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "cost":
-        cost(options.parameters)
+        cost(options.parties, options.parameters)
     else:
-        accuracy(options.seeds, options.json)
+        accuracy(options.only or [*RUNS], options.seeds, options.json)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_the_plain_run_within_the_error_of_coding_and_no_reply_in_all_that_crossed(place: Place) -> None:
     far = place.submit("fedsoft", algorithm="fedsoft", rounds=2, secure=True).finished()
     plain = alone(spec("fedsoft", rounds=2), place.runs / "plain")
-    assert torch.allclose(state(far)["centers"], state(plain)["centers"], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(state(far)["centers"], state(plain)["centers"], rtol=1e-4, atol=1e-4)
     passed = b"".join(into + out for _, into, out in place.door.passed)
     rows = kept(place, far)
     assert len(rows) == 16
@@ -62,25 +62,34 @@ def kept(place: Place, run: RunFolder) -> list[bytes]:
 
 
 def test_a_node_is_killed_in_every_stage(place: Place) -> None:
-    """One after the other, in rounds 1 to 4: its clients are missing there, unless their numbers were sent."""
+    """One after the other, in rounds 0 to 4: its clients are missing there, unless their numbers were sent.
+
+    Keys are agreed on anew whenever a node was lost.
+    """
     run = place.submit("killed", algorithm="fedavg", rounds=6, secure=True)
-    for t, stage in enumerate(STAGES, 1):
+    for t, stage in enumerate(STAGES):
+        before = ("train", *STAGES)[t]  # each round begins with new keys: a node was lost in the one before
 
-        def asked(t: int = t, stage: str = stage) -> bool:
-            lines = run.lines("wire.jsonl")
-            return any((e["way"], e["round"], e.get("stage")) == ("down", t, stage) for e in lines)
+        def said(way: str, what: str, t: int = t) -> bool:
+            return any(
+                (e["way"], e["round"], e["node"], e.get("stage", e.get("job"))) == (way, t, "node-1", what)
+                for e in run.lines("wire.jsonl")
+            )
 
-        wait(asked, f"{stage} of round {t}")
-        ready = place.federation.node(1) / "worker.ready"
-        os.kill(int(ready.read_text("utf-8")), signal.SIGKILL)
+        # Stopped first, so that it does not answer before it is killed.
+        wait(lambda said=said, before=before: said("up", before), f"{before} of round {t}")
+        worker = int((place.federation.node(1) / "worker.ready").read_text("utf-8"))
+        os.kill(worker, signal.SIGSTOP)
+        wait(lambda said=said, stage=stage: said("down", stage), f"{stage} of round {t}")
+        os.kill(worker, signal.SIGKILL)
     far = run.finished()
     assert len(far.records()) == 6
     left = {(entry["round"], entry["stage"]) for entry in events(far, "left a sum")}
     assert {entry["node"] for entry in events(far, "left a sum")} == {"node-1"}
-    assert left == {(t, stage) for t, stage in enumerate(STAGES, 1)}
+    assert left == {(t, stage) for t, stage in enumerate(STAGES)}
     # Beside the sums that it left, a node may miss a job while its worker starts again.
     missed = {(entry["round"], name) for entry in events(far, "dropped") for name in entry["clients"]}
-    missed |= {(t, name) for t, stage in left if stage != "unmask" for name in CLIENTS["node-1"]}
+    missed |= {(t, name) for t, stage in left if stage not in ("check", "unmask") for name in CLIENTS["node-1"]}
     assert {name for _, name in missed} == set(CLIENTS["node-1"])
 
     def away(job: str, t: int, names: list[str]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import fedsoft as fs
 
 pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"')
 
-from fedsoft.core.replies import Kind
 from fedsoft.flower.keys import make_key
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.engine import FlowerEngine
@@ -33,12 +33,16 @@ from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions, federation_of, plan_of
 from fedsoft.runs.spec import RunSpec
 from fedsoft.safety.dropouts import Dropouts
+from fedsoft.safety.privacy import shares_epsilon
+from fedsoft.secure.coding import MODELS
+from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.protection import Secure
+from fedsoft.secure.weighing import Noise, Weighing
 from tests.flower.places import Direct, QuietNode, alone, describe, events, node_at, shard, spec, state
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("keys", "shares", "numbers", "unmask")
+STAGES = ("keys", "shares", "numbers", "check", "unmask")
 Spoil = Callable[[int, WireMessage, WireMessage], WireMessage | str]
 
 
@@ -105,7 +109,7 @@ def silent(node: int, stage: str, round: int = 1) -> Spoil:
 def test_the_run_is_the_plain_one_within_the_error_of_coding(name: str, tmp_path: Path) -> None:
     plain = alone(spec(name, rounds=3), tmp_path / "plain")
     far = run(spec(name, rounds=3, secure=True), tmp_path / "far", Keyed(keyed(tmp_path)))
-    assert torch.allclose(state(far)["centers"], state(plain)["centers"], rtol=1e-4, atol=1e-5)
+    assert torch.allclose(state(far)["centers"], state(plain)["centers"], rtol=1e-4, atol=1e-4)
     assert "u" not in state(far)
 
 
@@ -142,16 +146,17 @@ def _kept(node: QuietNode) -> list[bytes]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_node_may_be_lost_in_any_stage(stage: str, tmp_path: Path) -> None:
     """The round goes on without its clients; later rounds have them again."""
-    transport = Keyed(keyed(tmp_path), silent(2, stage))
+    lost = 0 if stage in ("keys", "shares") else 1  # later keys are agreed on beside the sum before
+    transport = Keyed(keyed(tmp_path), silent(2, stage, lost))
     far = run(spec("fedavg", rounds=3, secure=True), tmp_path / "far", transport)
     assert [record.round for record in far.records()] == [1, 2, 3]
     left = events(far, "left a sum")
-    assert [(entry["node"], entry["round"], entry["stage"]) for entry in left] == [("node-1", 1, stage)]
+    assert [(entry["node"], entry["round"], entry["stage"]) for entry in left] == [("node-1", lost, stage)]
     assert "no answer within" in left[0]["reason"]
-    present = [0, 1, 4, 5, 6, 7] if stage != "unmask" else [*range(8)]
+    present = [0, 1, 4, 5, 6, 7] if stage not in ("check", "unmask") else [*range(8)]
 
     def away(job: str, t: int, names: list[str]) -> np.ndarray:
-        return np.array([t == 1 and int(name) not in present for name in names])
+        return np.array([t == lost and int(name) not in present for name in names])
 
     assert torch.allclose(state(far)["centers"], without(away, 3), rtol=1e-5, atol=1e-6)
 
@@ -200,13 +205,15 @@ def test_the_server_cannot_open_another_sum_of_the_same_replies(restarted: bool,
         transport.spoil = None if lost is None else silent(lost, "numbers", round=0)
         log = EventLog(lambda text: None)
         exchange = SumExchange(transport, Terms(patience=0), log, Secure())
-        asked = Asked(exchange, request, told.clients, told.homes, nodes, {"w": Kind.MODEL}, {"w": (3,)})
+        asked = Asked(exchange, request, told.clients, told.homes, nodes, {"w": (3,)})
+        exchange.keys = 50 if opens else 60
         asked.sums = 1 if opens else 2  # other sums, so that other masks are made
+        what = Weighing(MODELS, last.tensors["weights"])
         if opens:  # the very same sum tells nothing new
-            asked.opened("w", "", 1, last.tensors["weights"])
+            asked.opened("w", "", what)
         else:
             with pytest.raises(QuorumError):
-                asked.opened("w", "", 1, last.tensors["weights"])
+                asked.opened("w", "", what)
             assert ("opened before" if restarted else "would show 1.000") in transport.quiet[1].said[-1]
 
 
@@ -215,6 +222,106 @@ def transport_sent(done: list[WireMessage], transport: Keyed) -> list[tuple[int,
     homes = {tuple(asked.head["clients"]): asked for asked in done if asked.head["kind"] == "job"}
     names = [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")]
     return [(number, homes[names[number - 1]], None) for number in transport.there]
+
+
+def test_messages_of_a_run_that_come_again_get_nothing_new(tmp_path: Path) -> None:
+    """All that a server or somebody in between has recorded: the same answer as before, or none."""
+    transport = Keyed(keyed(tmp_path))
+    run(spec("fedsoft", rounds=2, secure=True), tmp_path / "far", transport)
+    done = [(number, asked, answer) for number, asked, answer in transport.sent if asked.head["kind"] == "sum"]
+    assert len(done) == 4 * (2 + 2 * 3)  # keys, for the first sum; then numbers, a check and shares of masks
+    for number, asked, answer in reversed(done):
+        again = transport.quiet[number].answer(asked)
+        assert again.packed() == answer.packed() or again.head["refused"] == "no-sum"
+    nodes = Keyed(keyed(tmp_path))  # started again: keys are gone
+    for number, asked, _ in done:
+        if asked.head["sum"]["stage"] not in ("keys", "shares"):
+            assert nodes.quiet[number].answer(asked).head["refused"] == "no-sum"
+
+
+def test_the_same_sum_is_not_rounded_in_another_way(tmp_path: Path) -> None:
+    """Each other rounding, or reach, would tell how many clients are above another value."""
+    transport = Keyed(keyed(tmp_path))
+    run(spec("ifca", rounds=3, secure=True), tmp_path / "far", transport)
+    last = next(asked for _, asked, _ in reversed(transport.sent) if asked.head["kind"] == "sum")
+    told, request = SumRequest.read(last.head["sum"]), Request.read({k: v for k, v in last.head.items() if k != "sum"})
+    assert told.coded.clients == 8
+    nodes = {key: number for number, key in transport.keys.items()}
+    around = next(asked.tensors["shared/centers"] for _, asked, _ in reversed(transport.sent)
+                  if asked.head["kind"] == "job")  # fmt: skip
+    coding = told.coded.coding()
+    for k, other in enumerate([replace(coding, seed=7), replace(coding, reach=coding.reach / 8), coding]):
+        exchange = SumExchange(transport, Terms(patience=0), EventLog(lambda text: None), Secure(), keys=50 + 10 * k)
+        asked = Asked(exchange, request, told.clients, told.homes, nodes, {"w": (3,)}, frozenset({told.around}))
+        weights = last.tensors["weights"].expand(told.count, -1)
+        what = Weighing(other, weights, around=around.double())
+        asked.sums = 0 if other == coding else 3 + k
+        if other == coding:
+            asked.opened("w", "s", what)
+            continue
+        with pytest.raises(QuorumError):
+            asked.opened("w", "s", what)
+        assert transport.quiet[1].said[-1].endswith(("rounded in another way", "coded in another way"))
+
+
+def test_clients_hide_their_models_in_what_they_add(tmp_path: Path) -> None:
+    """Noise in shares, at nodes: the run says its epsilon, and scores of single clients are not asked for."""
+    private = {"clip": 5.0, "noise": 0.001}
+    transport = Keyed(keyed(tmp_path))
+    far = run(spec("fedavg", rounds=2, secure=True, privacy=private), tmp_path / "far", transport)
+    records = far.records()
+    assert records[-1].privacy is not None
+    assert records[-1].privacy.epsilon == shares_epsilon(Mechanism(5.0, 0.001, 1, 3, 8, False), 1e-5, 2)
+    assert not any(asked.head["kind"] == "scores" for _, asked, _ in transport.sent)
+    clipped = alone(spec("fedavg", rounds=2, secure=True, privacy={"clip": 5.0, "noise": 1e-9}), tmp_path / "here")
+    away = (state(far)["centers"] - state(clipped)["centers"]).abs().max()
+    assert 0 < away < 6 * 2 * 0.001 * 2 * 5.0 / 8 * 1.5
+    soft = run(spec("fedsoft", rounds=2, secure=True, privacy=private), tmp_path / "soft", Keyed(keyed(tmp_path / "b")))
+    assert bool(state(soft)["centers"].isfinite().all())
+
+
+def test_nodes_decide_about_noise_and_not_the_server(tmp_path: Path) -> None:
+    """A server that asks for sums without it, with another unit, or with weights that pick out a client."""
+    transport = Keyed(keyed(tmp_path))
+    run(spec("fedavg", rounds=1, secure=True, privacy={"clip": 1.0, "noise": 1.0}), tmp_path / "far", transport)
+    sums = [(number, asked) for number, asked, _ in transport.sent
+            if asked.head["kind"] == "sum" and asked.head["sum"]["stage"] == "numbers"]  # fmt: skip
+    asked, node = sums[0][1], transport.quiet[sums[0][0]]
+    told = asked.head["sum"]
+    changes = (
+        {"coded": told["coded"] | {"step": told["coded"]["step"] / 2}}, {"around": ""}, {"around": "0" * 64},
+        {"coded": told["coded"] | {"bits": 40, "step": 0.0, "clients": 0}},
+    )  # fmt: skip
+    for change in changes:
+        said = node.answer(WireMessage(asked.head | {"sum": told | change | {"number": 5}}, asked.tensors))
+        assert said.head["refused"] == "no-sum"
+        assert "privacy.clip" in node.said[-1] or "was not sent with job" in node.said[-1]
+    weights = {"weights": asked.tensors["weights"] * 0.5}
+    assert node.answer(WireMessage(asked.head, weights)).head["refused"] == "no-sum"
+    assert "should be 1" in node.said[-1]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_sums_that_clients_hide_are_opened_once(hidden: bool, tmp_path: Path) -> None:
+    """Six nodes of which two are missing the second time: the same noise would cancel in the difference."""
+    transport = Keyed(keyed(tmp_path, 6))
+    privacy = {"privacy": {"clip": 1.0, "noise": 1.0}} if hidden else {}
+    run(spec("fedavg", rounds=1, secure=True, **privacy), tmp_path / "far", transport)
+    last = next(asked for _, asked, _ in reversed(transport.sent) if asked.head["kind"] == "sum")
+    told, request = SumRequest.read(last.head["sum"]), Request.read({k: v for k, v in last.head.items() if k != "sum"})
+    nodes = {key: number for number, key in transport.keys.items()}
+    around = next(asked.tensors["shared/centers"] for _, asked, _ in transport.sent if asked.head["kind"] == "job")
+    gone = {5, 6}
+    transport.spoil = lambda number, asked, answer: "" if number in gone else answer
+    exchange = SumExchange(transport, Terms(patience=0), EventLog(lambda text: None), Secure(), keys=50)
+    asked = Asked(exchange, request, told.clients, told.homes, nodes, {"w": (3,)}, frozenset({told.around}))
+    what = Weighing(told.coded.coding(), last.tensors["weights"])
+    if not hidden:
+        asked.opened("w", "", what)  # the difference is the sum of two nodes, of neither of which it shows too much
+        return
+    with pytest.raises(QuorumError):
+        asked.opened("w", "", replace(what, around=around.double(), noise=Noise(1.0, 1.0)))
+    assert "another sum of 'w' of this reply was opened before" in transport.quiet[1].said[-1]
 
 
 # --- what owners decide -----------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsoft.core.replies import Kind
-from fedsoft.secure.coding import MODELS, NUMBERS, SHARES, Coding, coding_of
+from fedsoft.secure.coding import LEVELS, MODELS, NUMBERS, SHARES, Coding, coding_of
 
-CODINGS = [MODELS, NUMBERS, SHARES, Coding(16, 8.0)]
+CODINGS = [MODELS, NUMBERS, SHARES, Coding(16, 8.0), Coding(20, 8.0, LEVELS, 60, 3), Coding(11, 2.0, LEVELS, 60)]
 
 
 def drawn(seed: int, m: int, n: int, S: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def test_sums_are_right_within_the_error(coding: Coding, seed: int, m: int, S: i
     rounding = 1e-14 * coding.reach  # of float64
     assert float((coding.decoded(found.total) - wanted).abs().max()) <= coding.error(m) + rounding
     counted = (weights != 0).any(0)[:, None]
-    assert found.clipped == int(((rows.abs() > coding.reach) & counted).sum())
+    assert found.counts[0] == int(((rows.abs() > coding.reach) & counted).sum())
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
@@ -43,16 +43,19 @@ def test_masks_that_cancel_out_leave_no_trace(coding: Coding, seed: int, m: int)
     rows, weights = drawn(seed, m, 7, 2, coding.reach)
     masks = torch.from_numpy(np.random.default_rng(seed).integers(-(2**63), 2**63, (m, 2, 7), dtype=np.int64))
     masks[-1] = -masks[:-1].sum(0)
-    sent = [coding.packed(coding.coded_sum(rows[k : k + 1], weights[:, k : k + 1]).total + masks[k]) for k in range(m)]
-    assert {len(one) for one in sent} == {14 * coding.bytes}
-    total = torch.stack([coding.unpacked(one) for one in sent]).sum(0).view(2, 7)
+    sent = [
+        coding.packed(coding.coded_sum(rows[k : k + 1], weights[:, k : k + 1], torch.tensor([k])).total + masks[k])
+        for k in range(m)
+    ]
+    assert {len(one) for one in sent} == {coding.size(14)}
+    total = torch.stack([coding.unpacked(one, 14) for one in sent]).sum(0).view(2, 7)
     assert torch.equal(coding.decoded(total), coding.decoded(coding.coded_sum(rows, weights).total))
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sum_does_not_wrap_around(coding: Coding, sign: int) -> None:
-    m = 1000 if coding.bits > 16 else 50
+    m = coding.clients or (1000 if coding.bits > 16 else 50)
     rows, weights = torch.full((m, 1), sign * 1e30), torch.full((1, m), 1 / m, dtype=torch.float64)
     total = coding.decoded(coding.coded_sum(rows, weights).total)
     assert float(total) == pytest.approx(sign * coding.reach, abs=coding.error(m) + 1e-12 * coding.reach)
@@ -63,8 +66,28 @@ def test_what_is_no_number_counts_as_zero_and_is_told() -> None:
     weights = torch.tensor([[0.25, 0.25, 0.5]])
     found = MODELS.coded_sum(rows, weights)
     assert MODELS.decoded(found.total).tolist() == [[0.25 * MODELS.reach + 1.0, 1.0]]
-    assert found.clipped == 2
-    assert MODELS.coded_sum(rows, torch.tensor([[0.0, 0.0, 1.0]])).clipped == 0
+    assert found.counts[0] == 2
+    assert MODELS.coded_sum(rows, torch.tensor([[0.0, 0.0, 1.0]])).counts[0] == 0
+
+
+def test_few_bits_are_right_in_the_mean() -> None:
+    """Rounded at random, another way each time: the errors have the mean 0, and the stated standard deviation."""
+    rows, weights = drawn(0, 20, 4, 1, 0.5)
+    wanted = weights @ rows
+    found = []
+    for seed in range(500):
+        coding = Coding(10, 2.0, clients=20, seed=seed)
+        found.append(coding.decoded(coding.coded_sum(rows, weights).total) - wanted)
+    errors = torch.stack(found) / Coding(10, 2.0, clients=20).unit
+    assert float(errors.mean(0).abs().max()) < 4 * np.sqrt(20) / 2 / np.sqrt(500)
+    assert float(errors.std()) < np.sqrt(20) / 2
+
+
+def test_values_are_counted_by_their_size() -> None:
+    """(R / 2^j, R / 2^(j - 1)] for j = 1, 2, ...; first those that were clipped, last all that are smaller."""
+    coding = Coding(20, 4.0, 5, clients=3)
+    rows = torch.tensor([[4.1, 4.0, 2.1, 2.0, 1.0, 0.5, 0.3, 1e-9, 0.0, torch.nan]], dtype=torch.float64)
+    assert coding.counts(rows).tolist() == [2, 2, 1, 1, 3]
 
 
 def test_a_coded_model_takes_at_most_1_3_times_the_bytes_of_float32() -> None:

@@ -37,7 +37,9 @@ def test_what_the_page_promises_is_there() -> None:
 )
 def test_a_run_is_the_plain_one_within_the_error_of_coding(name: str) -> None:
     plain, secure = fitted(name, made=ALL[name]), fitted(name, made=ALL[name], secure=True)
-    assert torch.allclose(secure.state.centers, plain.state.centers, rtol=1e-5, atol=1e-6)
+    few = any("reaches" in record.notes for record in secure.history)  # bits, where clients weigh their own models
+    rtol, atol = (1e-4, 2e-4) if few else (1e-5, 1e-6)
+    assert torch.allclose(secure.state.centers, plain.state.centers, rtol=rtol, atol=atol)
     assert secure.state.mixture is None
     assert all("clipped_values" not in record.notes for record in secure.history)
 
@@ -86,7 +88,6 @@ def test_algorithms_that_need_single_clients_are_refused_before_the_first_round(
     ("aggregator", {"aggregator": fs.aggregators.median()}),
     ("guard", {"guard": 5.0}),
     ("attack", {"attack": fs.attacks.sign_flip(share=0.2)}),
-    ("privacy.clip", {"privacy": fs.Privacy(clip=1.0, noise=1.0)}),
     ("privacy.floor", {"privacy": fs.Privacy(floor=2.0)}),
 ], ids=str)  # fmt: skip
 def test_what_looks_at_single_clients_is_refused(key: str, other: dict[str, Any]) -> None:

@@ -129,6 +129,10 @@ class FedSoft(Starts, Algorithm):
         start = needs_of_start(self.first, self.S)
         return Needs.MIXTURES if others and start is Needs.SUMS else start
 
+    @property
+    def weighs(self) -> bool:
+        return self.needs is Needs.SUMS and self.first == "xavier"
+
     def init(self, site: Site, clients: int) -> State:
         """Return centers by the setting `first` and uniform mixtures."""
         if self.aggregate == "unmix" and site.model.features is None:

@@ -73,6 +73,10 @@ class HypCluster(Algorithm):
     def needs(self) -> Needs:
         return Needs.MODELS if self.first == "spread" else Needs.SUMS
 
+    @property
+    def weighs(self) -> bool:
+        return self.first != "spread"
+
     def init(self, site: Site, clients: int) -> State:
         """Draw every center independently; `spread` says whether they are still to be spread."""
         c = torch.stack([site.draw("center", s) for s in range(self.S)])

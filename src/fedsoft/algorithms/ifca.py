@@ -72,6 +72,10 @@ class IFCA(Algorithm):
     def needs(self) -> Needs:
         return Needs.MODELS if self.reseed else Needs.SUMS
 
+    @property
+    def weighs(self) -> bool:
+        return not self.reseed
+
     def init(self, site: Site, clients: int) -> State:
         """Draw every center independently: equal ones would leave the first choice to rounding."""
         if self.average == "gradient" and site.model.statistics:

@@ -29,7 +29,7 @@ def mean_by(answer: Answer, name: str, by: str, old: Tensor, n: Tensor | None = 
     Clients weigh their rows themselves, by their reply `by` times n_k; see `Answer.sums`. A center of weight 0 keeps
     its `old[S, P]` value.
     """
-    total, weight = answer.sums(name, by, len(old), n)
+    total, weight = answer.sums(name, by, len(old), n, around=old)
     mean = total / weight.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
     return torch.where(weight[:, None] > 0, mean.to(old.dtype), old), weight
 

@@ -262,6 +262,11 @@ class Algorithm(abc.ABC):
         """What has to be seen of replies with these settings. Where it is not sums, `secure = true` is refused."""
         return Needs.SUMS
 
+    @property
+    def weighs(self) -> bool:
+        """Whether, where replies are seen as sums only, clients send models that they weigh themselves, no more."""
+        return False
+
     def means(self, clients: int) -> Means | None:
         """Return how centers are means over a fixed number of clients; None if they are not."""
         return None

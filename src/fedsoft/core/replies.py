@@ -96,7 +96,9 @@ class Answer:
         told = shares_of(self[name].gather(), old.shape[1]).to(old.dtype)
         return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), told)
 
-    def sums(self, name: str, by: str, count: int, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sums(
+        self, name: str, by: str, count: int, factor: Tensor | None = None, around: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return `sum_k f_k b_ks row_k`, `[count, ...]`, and `sum_k f_k b_ks`, `[count]`, both in float64.
 
         Every client weighs its own row by its own reply b under `by`: shares `[count]`, or the number of a center. So
@@ -107,6 +109,7 @@ class Answer:
             by: of the weights.
             count: of sums.
             factor: f_k of those that answered, `[m]`, known to the server; default: 1.
+            around: where the rows are expected, `[count, ...]`, known to clients: differences take fewer bits to send.
         """
         if not len(self.ids):
             none = torch.zeros(count, dtype=torch.float64)

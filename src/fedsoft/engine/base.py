@@ -36,8 +36,10 @@ from fedsoft.safety.guards import Facts, Guards, without
 from fedsoft.safety.noise import HiddenRows, hidden
 from fedsoft.safety.privacy import Privacy, Released, Spent
 from fedsoft.safety.robust import guarded
+from fedsoft.secure.distributed import Distributed, Mechanism
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.sums import Ledger, summed
+from fedsoft.secure.weighing import Reaches
 from fedsoft.seeds import generator
 from fedsoft.storage.tensorfile import Blocks
 
@@ -70,6 +72,7 @@ class Engine(abc.ABC):
         self.guards = Guards.of(self.conditions.guard, self.algorithm, self.model.size)
         self.secure = self.conditions.protection is not None
         self.released, self.asks = Released(), 0  # in this round: noisy releases; number of asks
+        self.reaches = Reaches()  # of sums, as far as they are known
         self.asked, self.clipped, self.failed = 0, 0, 0  # clients of the last ask; of this round, see `round_notes`
         # Names the experiment in draws of noise, see `ClientHost`.
         further = () if training.class_weights is None else (repr(training.class_weights),)
@@ -137,7 +140,37 @@ class Engine(abc.ABC):
             self.cost.bytes_up += each * len(answer.ids)
             self.clipped += clipped
 
-        return summed(answer, self.algorithm.jobs[job].replies, Ledger(secure, spent))
+        ids, noise, t, asks = answer.ids, None, self.t, self.asks
+        seed = int(self.generator("rounding", asks).integers(2**62))
+        if self.conditions.privacy is not None and self.conditions.privacy.clip:
+            noise = Distributed(self._mechanism, self.least(ids), self._members(), self._release)
+
+        def keys(number: int) -> Tensor:
+            labels = ("share of noise", self.secret, t, asks, number)
+            draws = [generator(self.training.seed, *labels, self.names[k]).integers(2**63, size=2) for k in ids]
+            return torch.from_numpy(np.stack(draws))
+
+        return summed(
+            answer, self.algorithm.jobs[job].replies, Ledger(secure, spent, job, self.reaches, seed, noise, keys)
+        )
+
+    def least(self, ids: Ids) -> int:
+        """Return how many clients are in a sum over these at least."""
+        assert self.conditions.protection is not None
+        return self.conditions.protection.least(len(ids))
+
+    def _mechanism(self, sums: int, own: bool) -> Mechanism:
+        """Return what hides clients in sums."""
+        privacy = self.conditions.privacy
+        assert privacy is not None
+        return Mechanism(privacy.clip, privacy.noise, sums, self.model.size, len(self.names), own)
+
+    def _members(self) -> int:
+        means = self.algorithm.means(len(self.names))
+        return len(self.names) if means is None else means.members
+
+    def _release(self) -> None:
+        self.released = self.released.plus(Released(centers=1))
 
     def _hidden(self, privacy: Privacy, rows: Rows) -> HiddenRows:
         """Return models that are seen only as noisy means; each such mean is a release."""
@@ -157,7 +190,9 @@ class Engine(abc.ABC):
             return None
         earlier = Released() if before is None else before.released
         means = self.algorithm.means(len(self.names))
-        return privacy.spent(earlier.plus(self.released), means, len(self.names))
+        shared = self.secure and privacy.clip > 0
+        mechanism = self._mechanism(self.algorithm.center_count, self.algorithm.weighs) if shared else None
+        return privacy.spent(earlier.plus(self.released), means, len(self.names), mechanism)
 
     # --- what the run loop uses ---------------------------------------------------------------------------------------
 
@@ -178,9 +213,13 @@ class Engine(abc.ABC):
         self.released, self.asks, self.clipped, self.failed = Released(), 0, 0, 0
         self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
 
+    def recall(self, notes: Mapping[str, Any]) -> None:
+        """Take up what `round_notes` told after the round before."""
+        self.reaches = Reaches(dict(notes.get("reaches", {})))
+
     def round_notes(self) -> dict[str, Any]:
         """Return what to log about the round, besides the algorithm's own notes."""
-        found = {"clipped_values": self.clipped, "failed_sums": self.failed}
+        found = {"clipped_values": self.clipped, "failed_sums": self.failed, "reaches": dict(self.reaches.known)}
         return {name: count for name, count in found.items() if count}
 
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import math
 import tempfile
 import threading
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedsoft.errors import InputError, StoreError
-from fedsoft.secure.coding import Coded, Coding
+from fedsoft.secure.coding import Coded
+from fedsoft.secure.weighing import Weighing
 from fedsoft.storage.tensorfile import Blocks, Form, TensorFile, consecutive
 
 
@@ -186,15 +188,18 @@ class Column:
             total.addmm_(weights[:, begin : begin + len(block)], block.double().view(len(block), size))
         return total.view(len(weights), *shape)
 
-    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.store.forms[self.name].shape[1:])
+
+    def coded(self, what: Weighing) -> Coded:
         """Return the sum of what clients code for themselves, block by block; see `secure.sums.Codes`."""
-        weights = weights.to(self.store.device, torch.float64)
-        shape = self.store.forms[self.name].shape[1:]
-        found = Coded(weights.new_zeros((len(weights), size := math.prod(shape)), dtype=torch.int64), 0)
-        for begin, block in self.store.blocks(self.name):
-            part = block.view(len(block), size)
-            found = found.plus(coding.coded_sum(part, weights[:, begin : begin + len(block)]))
-        return found, tuple(shape)
+        what, size = what.to(self.store.device), math.prod(self.shape)
+        parts = [
+            what.of(slice(begin, begin + len(block))).sum(block.view(len(block), size))
+            for begin, block in self.store.blocks(self.name)
+        ]
+        return functools.reduce(Coded.plus, parts)
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:

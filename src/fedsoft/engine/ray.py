@@ -36,7 +36,8 @@ from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.guards import Facts
 from fedsoft.safety.privacy import Released
-from fedsoft.secure.coding import Coded, Coding
+from fedsoft.secure.coding import Coded
+from fedsoft.secure.weighing import Weighing
 from fedsoft.storage.tensorfile import Blocks, Form
 
 
@@ -182,7 +183,7 @@ class RayEngine(Engine):
         kinds = [{name: (form.dtype, form.shape[1:]) for name, form in forms.items()} for _, forms, _, _ in done]
         if any(kind != kinds[0] for kind in kinds):
             raise InputError(f"job '{job}' has replies of different forms: should be the same for all clients")
-        values: dict[str, Rows] = {name: _Column(replies, name) for name in kinds[0]}
+        values: dict[str, Rows] = {name: _Column(replies, name, tuple(kinds[0][name][1])) for name in kinds[0]}
         return self.accepted(ids, facts, values)
 
     @override
@@ -267,6 +268,7 @@ class _Column:
 
     replies: _Replies
     name: str
+    shape: tuple[int, ...]
 
     def gather(self) -> Tensor:
         asked = dict.fromkeys(self.replies.spans, (self.replies.key, self.name))
@@ -279,15 +281,15 @@ class _Column:
         engine.wire.down += w.nbytes
         return functools.reduce(torch.add, engine._received(engine.call("weighted", asked)))
 
-    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+    def coded(self, what: Weighing) -> Coded:
         """Add up what the clients of each worker code for themselves; integers have one sum in any order."""
-        w, engine = weights.double().cpu().numpy(), self.replies.engine
-        asked = {j: (self.replies.key, self.name, w[:, a:b], coding) for j, (a, b) in self.replies.spans.items()}
-        engine.wire.down += w.nbytes
+        engine = self.replies.engine
+        asked = {j: (self.replies.key, self.name, what.of(slice(a, b))) for j, (a, b) in self.replies.spans.items()}
+        engine.wire.down += what.weights.numel() * what.weights.itemsize
         found = engine.call("coded", asked)
-        totals = engine._received([total for total, _, _ in found])
-        parts = [Coded(total, clipped) for total, (_, clipped, _) in zip(totals, found, strict=True)]
-        return functools.reduce(Coded.plus, parts), found[0][2]
+        totals = engine._received([total for total, _ in found])
+        parts = [Coded(total, torch.from_numpy(counts)) for total, (_, counts) in zip(totals, found, strict=True)]
+        return functools.reduce(Coded.plus, parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from fedsoft.machine.resources import memory_size
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.guards import Facts
 from fedsoft.safety.privacy import Released
-from fedsoft.secure.coding import Coding
+from fedsoft.secure.weighing import Weighing
 from fedsoft.storage.tensorfile import Form
 
 Arrays = dict[str, np.ndarray]
@@ -152,12 +152,10 @@ class Shard:
         """Return `weights[S, m] @ replies[m, ...]` in float64."""
         return self.replies[key].column(name).weighted(torch.from_numpy(np.array(weights))).numpy()
 
-    def coded(
-        self, key: int, name: str, weights: np.ndarray, coding: Coding
-    ) -> tuple[np.ndarray, int, tuple[int, ...]]:
-        """Return the sum of what clients code for themselves, how many values were clipped, and the shape of a row."""
-        found, shape = self.replies[key].column(name).coded(torch.from_numpy(np.array(weights)), coding)
-        return found.total.numpy(), found.clipped, shape
+    def coded(self, key: int, name: str, what: Weighing) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum of what clients code for themselves, and counts of its values."""
+        found = self.replies[key].column(name).coded(what)
+        return found.total.cpu().numpy(), found.counts.cpu().numpy()
 
     def forget(self, keys: Iterable[int]) -> None:
         for key in keys:

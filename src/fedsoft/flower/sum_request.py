@@ -1,4 +1,4 @@
-"""One stage of one sum, as a server asks nodes for it: what is summed over whom, and with which weights."""
+"""One stage of one sum, as a server asks nodes for it: what is summed over whom, with which weights, and how coded."""
 
 from __future__ import annotations
 
@@ -12,16 +12,37 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Name, Number, Request
-from fedsoft.flower.secagg.session import Session
-from fedsoft.secure.coding import SHARES, WHOLE, Coding, coding_of
+from fedsoft.flower.secagg.session import Agreement, Session
+from fedsoft.secure.coding import LEVELS, SHARES, WHOLE, Coding
 from fedsoft.secure.protection import Secure
+from fedsoft.secure.weighing import Weighing
 
-STAGES = ("keys", "shares", "numbers", "unmask")
+STAGES = ("keys", "shares", "numbers", "check", "unmask")
 WEIGHTS, DATA = "weights", "data"  # names of tensors
 MOST_SUMS = 1000  # of one ask
+ZEROS = "zeros"
+
+
+class Coded(pydantic.BaseModel):
+    """How numbers are coded, see `Coding`."""
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    bits: Annotated[int, Field(ge=8, le=64)]
+    reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    levels: Annotated[int, Field(ge=1, le=LEVELS)]
+    clients: Annotated[int, Field(ge=0, lt=2**31)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    step: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    def coding(self) -> Coding:
+        """Raise where numbers of so many clients do not fit."""
+        found = Coding(**self.model_dump())
+        if not found.unit > 0:
+            raise InputError(f"{self.bits} bits do not hold sums over {self.clients} clients")
+        return found
 
 
 class SumRequest(pydantic.BaseModel):
@@ -33,12 +54,15 @@ class SumRequest(pydantic.BaseModel):
         entry: of the replies; by: that of the clients' own weights, empty where the server sends weights.
         count: of sums.
         clients: of all nodes, in the order of the weights; homes: the key of the node of each.
-        message: what the server passes on.
+        coded: how numbers are coded.
+        around: a hash of what is subtracted from rows, one of the tensors that were sent with the job; empty for none.
+        keys: their number. The next ones, of the same nodes, are agreed on beside the last two stages of this sum.
+        message: what the server passes on; roster: for the next keys.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    stage: Literal["keys", "shares", "numbers", "unmask"]
+    stage: Literal["keys", "shares", "numbers", "check", "unmask"]
     number: Annotated[int, Field(ge=0, lt=MOST_SUMS)]
     attempt: Number
     entry: Name
@@ -46,7 +70,11 @@ class SumRequest(pydantic.BaseModel):
     count: Annotated[int, Field(ge=1, lt=2**20)]
     clients: list[Name]
     homes: list[Name]
+    coded: Coded
+    around: Annotated[str, Field(max_length=100)] = ""
+    keys: Number
     message: dict[str, Any] = Field(default_factory=dict)
+    roster: dict[str, Any] = Field(default_factory=dict)
 
     @staticmethod
     def read(found: Mapping[str, Any]) -> SumRequest:
@@ -59,6 +87,23 @@ class SumRequest(pydantic.BaseModel):
             raise InputError("the message names clients of a sum twice, or without their nodes")
         return read
 
+    def agreement(self, request: Request, secure: Secure, more: int = 0) -> Agreement:
+        """Return the keys that this sum is under, or so many after them."""
+        parties = tuple(sorted(set(self.homes)))
+        return Agreement(request.experiment, f"{request.attempt} {self.keys + more}", parties, secure.threshold)
+
+
+def coded_by(coding: Coding) -> Coded:
+    return Coded(**vars(coding))
+
+
+def mark_of(around: Tensor | None) -> str:
+    """Return what names a tensor that rows are seen from."""
+    if around is None:
+        return ""
+    flat = around.detach().cpu().double().contiguous()
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest() if bool(flat.any()) else ZEROS
+
 
 def session_of(
     request: Request, asked: SumRequest, weights: Tensor, sections: Sequence[tuple[Coding, int]], secure: Secure
@@ -66,28 +111,52 @@ def session_of(
     """Return what all nodes must agree on: the run with all its settings, whom and what is summed, the weights."""
     about = [
         request.spec, request.job, asked.number, asked.entry, asked.by, asked.count, asked.clients, asked.homes,
-        list(weights.shape),
+        asked.coded.model_dump(), asked.around, list(weights.shape),
     ]  # fmt: skip
     what = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     what.update(weights.contiguous().numpy().astype("<f8").tobytes())
     ask = request.ask * MOST_SUMS + asked.number
-    parties = tuple(sorted(set(asked.homes)))
     return Session(
-        request.experiment, request.round, ask, what.hexdigest(), parties, tuple(sections), secure.threshold,
-        asked.attempt,
-    )  # fmt: skip
+        asked.agreement(request, secure), request.round, ask, what.hexdigest(), tuple(sections), asked.attempt
+    )
 
 
-def sections_of(kind: Kind, size: int, asked: SumRequest) -> list[tuple[Coding, int]]:
-    """Return the parts of what a node sends: its sums, how many values were clipped, the sums of its own weights."""
-    own = [(SHARES, asked.count)] if asked.by else []
-    return [(coding_of(kind), asked.count * size), (WHOLE, 1), *own]
+def sections_of(size: int, asked: SumRequest, hidden: bool) -> list[tuple[Coding, int]]:
+    """Return the parts of what a node sends: its sums, counts of values, the sums of its own weights.
+
+    `hidden`: whether clients hide their rows; then sums of weights are among the others, and nothing is counted.
+    """
+    coding = asked.coded.coding()
+    if hidden:
+        return [(coding, asked.count * (size + bool(asked.by)))]
+    return [(coding, asked.count * size), (WHOLE, coding.levels), *([(SHARES, asked.count)] if asked.by else [])]
 
 
-def check_weights(weights: Tensor, asked: SumRequest) -> None:
-    """Raise for weights that are not shares of each client: `[count, m]`, or `[1, m]` beside those of clients."""
+def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> None:
+    """Raise for weights that are not shares of each client: `[count, m]`, or `[1, m]` beside those of clients.
+
+    Where clients hide their rows, all of them are in every sum: with fewer there would be less noise.
+    """
     wanted = (1 if asked.by else asked.count, len(asked.clients))
     if tuple(weights.shape) != wanted or weights.dtype != torch.float64 or not bool(torch.isfinite(weights).all()):
         raise InputError(f"weights of a sum should be {list(wanted)} of float64")
-    if bool((weights.abs().sum(1) > 1 + 1e-9).any()) or (asked.by and bool((weights < 0).any())):
+    if hidden:
+        if not bool((weights == 1).all()):
+            raise InputError("weights of a sum that clients hide should be 1")
+    elif bool((weights.abs().sum(1) > 1 + 1e-9).any()) or (asked.by and bool((weights < 0).any())):
         raise InputError("weights of a sum should be shares, which sum to 1 at most")
+
+
+def least_clients(homes: Sequence[str], secure: Secure) -> int:
+    """Return how many clients a sum has at least: those of the smallest nodes, as many as the threshold asks for.
+
+    >>> least_clients(["a", "a", "a", "b", "c"], Secure())
+    2
+    """
+    sizes = sorted(homes.count(home) for home in set(homes))
+    return sum(sizes[: secure.least(len(sizes))])
+
+
+def sent_weights(what: Weighing, by: str) -> Tensor:
+    """Return the weights that nodes are told."""
+    return (what.weights[:1] if by else what.weights).double().cpu()

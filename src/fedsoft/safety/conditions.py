@@ -63,7 +63,6 @@ class Conditions:
             "aggregator": (self.aggregator is not None, "it compares the models of single clients"),
             "guard": (self.guard != 0, "it compares the norms of single clients"),
             "attack": (self.attack is not None, "what malicious clients send could not be checked"),
-            "privacy.clip": (privacy is not None and privacy.clip > 0, "the server clips the models of single clients"),
             "privacy.floor": (privacy is not None and privacy.floor > 0, "it counts by the mixtures of single clients"),
         }
         for key, (used, why) in needed.items():

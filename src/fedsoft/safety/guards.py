@@ -17,8 +17,9 @@ from torch import Tensor
 from fedsoft.core.contract import Algorithm
 from fedsoft.core.replies import Answer, Ids, Kind, Rows
 from fedsoft.safety.exclusions import Reason, Refusal
-from fedsoft.secure.coding import Coded, Coding
+from fedsoft.secure.coding import Coded
 from fedsoft.secure.sums import codes
+from fedsoft.secure.weighing import Weighing
 
 SLACK = 1e-3  # of a share or a count, for rounding
 FEW = 3  # clients of a cluster that have a median of their own
@@ -171,16 +172,24 @@ class Picked:
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Their weighted sums."""
-        return self.rows.weighted(self._wide(weights))
+        return self.rows.weighted(self._wide(weights.double()))
 
-    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return codes(self.rows).shape
+
+    def coded(self, what: Weighing) -> Coded:
         """The sums of what they code for themselves."""
-        return codes(self.rows).coded(self._wide(weights), coding)
+        own = None if what.own is None else self._wide(what.own)
+        keys = None if what.keys is None else self._wide(what.keys.T).T
+        places = self._wide(torch.arange(what.weights.shape[1])[None] if what.places is None else what.places[None])[0]
+        wide = replace(what, weights=self._wide(what.weights), own=own, keys=keys, places=places)
+        return codes(self.rows).coded(wide)
 
     def _wide(self, weights: Tensor) -> Tensor:
         """Weights of all rows: 0 for those that are not kept."""
-        wide = weights.new_zeros((len(weights), self.count), dtype=torch.float64)
-        wide[:, torch.as_tensor(self.kept, device=wide.device)] = weights.double()
+        wide = weights.new_zeros((len(weights), self.count))
+        wide[:, torch.as_tensor(self.kept, device=wide.device)] = weights
         return wide
 
 

@@ -27,6 +27,8 @@ from pydantic import Field
 
 from fedsoft.clusters.collapse import use_of
 from fedsoft.errors import InputError
+from fedsoft.secure.distributed import ORDERS as ORDERS_OF_SHARES
+from fedsoft.secure.distributed import Mechanism
 from fedsoft.settings import settings
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class Spent:
         estimations, counts_each, counts_epsilon: releases of counts, epsilon of each, and of all.
         updates, updates_epsilon: releases of a client's models, and their epsilon.
         sent_epsilon: of counts and models together.
-        releases, epsilon: new centers, and their epsilon; sampled: whether drawing clients was counted on.
+        releases, epsilon: new centers, and their epsilon; sampled: whether drawing clients was counted on; honest:
+            whether clients add the noise, of whom as many as a sum has at least are counted on.
     """
 
     delta: float
@@ -80,6 +83,7 @@ class Spent:
     releases: float | None = None
     epsilon: float | None = None
     sampled: bool = False
+    honest: bool = False
 
     @property
     def released(self) -> Released:
@@ -109,10 +113,13 @@ class Privacy:
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     floor: Annotated[float, Field(ge=0)] = 0.0
 
-    def check(self, algorithm: Algorithm, model: Model, clients: int, *, plain_mean: bool = True) -> None:
+    def check(
+        self, algorithm: Algorithm, model: Model, clients: int, *, plain_mean: bool = True, secure: bool = False
+    ) -> None:
         """Raise for noise without a guarantee for this algorithm and model.
 
-        `plain_mean`: whether neither an aggregator nor a guard is in use.
+        `plain_mean`: whether neither an aggregator nor a guard is in use; `secure`: whether clients add the noise of
+        centers, in shares.
         """
         from fedsoft.core.metrics import squared_loss
 
@@ -141,7 +148,17 @@ class Privacy:
                 f"privacy.counts = {self.counts} is not allowed with statistics = 'local': should be 0, or statistics "
                 "'averaged', since statistics of all points of a client let one point change where others are counted"
             )
-        if self.clip and algorithm.means(clients) is None:
+        if self.clip and secure and not algorithm.weighs and algorithm.means(clients) is None:
+            raise InputError(
+                f"privacy.clip = {self.clip} is not allowed for this {kind} with secure = true: should be 0, since it "
+                "is stated where clients send one model each and nothing else (FedAvg, FedProx; FedSoft with K = all, "
+                "IFCA and HypCluster, if they begin at drawn centers and keep them)"
+            )
+        if self.clip and secure and (self.counts or self.update_noise):
+            raise InputError(
+                "privacy.clip with secure = true goes without privacy.counts and privacy.update_noise: leave them out"
+            )
+        if self.clip and not secure and algorithm.means(clients) is None:
             raise InputError(
                 f"privacy.clip = {self.clip} is not allowed for this {kind}: should be 0, since it is stated for "
                 "centers that are means over a fixed number of clients (FedSoft with a number K, replacement = false, "
@@ -160,8 +177,12 @@ class Privacy:
         """Return whether there is noise, and so an epsilon."""
         return self.counts > 0 or self.clip > 0 or self.update_noise > 0
 
-    def spent(self, released: Released, means: Means | None, clients: int) -> Spent:
-        """Return what can be stated after this many releases."""
+    def covers_scores(self, secure: bool) -> bool:
+        """Return whether a client hides from the server what its scores would tell; `secure`: see `check`."""
+        return self.counts > 0 or self.update_noise > 0 or (secure and self.clip > 0)
+
+    def spent(self, released: Released, means: Means | None, clients: int, shares: Mechanism | None = None) -> Spent:
+        """Return what can be stated after this many releases; `shares`: of centers, if clients hide them together."""
         found = Spent(self.delta)
         if self.counts:
             each = gaussian_epsilon(self.counts, self.delta)
@@ -172,7 +193,10 @@ class Privacy:
             found = replace(found, updates=released.updates, updates_epsilon=total)
         if self.counts and self.update_noise:
             found = replace(found, sent_epsilon=gaussian_epsilon(1.0, self.delta, self.precision(released)))
-        if self.clip and means is not None:
+        if shares is not None:
+            total = shares_epsilon(shares, self.delta, int(released.centers))
+            found = replace(found, releases=released.centers, epsilon=total, honest=True)
+        elif self.clip and means is not None:
             total = centers_epsilon(self.noise, self.delta, int(released.centers), means, clients)
             sampled = means.uniform and means.members < clients
             found = replace(found, releases=released.centers, epsilon=total, sampled=sampled)
@@ -231,6 +255,17 @@ def centers_epsilon(noise: float, delta: float, times: int, means: Means, client
     return min(plain, float(accountant.get_epsilon(delta)))
 
 
+@functools.cache
+def shares_epsilon(mechanism: Mechanism, delta: float, times: int) -> float:
+    """Return epsilon of this many releases of sums that clients hide together; nothing is gained from draws."""
+    if not times:
+        return 0.0
+    _accountant()
+    from dp_accounting import rdp
+
+    return float(rdp.compute_epsilon(ORDERS_OF_SHARES, (times * mechanism.divergences).tolist(), delta)[0])
+
+
 def noise_for(epsilon: float, delta: float, times: int) -> float:
     """Return the noise, in units of the sensitivity, for which this many Gaussian mechanisms have this epsilon."""
     if not epsilon > 0 or not 0 < delta < 1 or times < 1:
@@ -285,8 +320,10 @@ def statements(spent: Spent | None) -> list[str]:
         )
     if spent.epsilon is not None:
         how = "clients drawn uniformly without replacement" if spent.sampled else "nothing gained from draws"
+        whom = "the server and all others" if spent.honest else "those who see centers"
+        how += ", if as many clients as a sum has at least are honest" * spent.honest
         found.append(
             f"centers: epsilon = {spent.epsilon:.3g} after {spent.releases:g} releases ({delta}; any one client, "
-            f"against those who see centers; {how})"
+            f"against {whom}; {how})"
         )
     return found

@@ -5,6 +5,7 @@ Engines in one's own hands simulate the protocol with it: masks cancel out to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -14,24 +15,32 @@ from torch import Tensor
 
 from fedsoft.core.replies import Answer, Kind, Rows, weights_of
 from fedsoft.errors import InputError
-from fedsoft.secure.coding import SHARES, Coded, Coding, coding_of
+from fedsoft.secure.coding import SHARES, Coded, Coding
+from fedsoft.secure.distributed import Distributed
 from fedsoft.secure.protection import Secure
+from fedsoft.secure.weighing import Reaches, Weighing
+
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Weighed(NamedTuple):
-    """The sum of coded rows `[S, n]`, that of their weights `[S, 1]`, and the shape of one row."""
+    """The sum of coded rows `[S, n]`, and that of their weights `[S, 1]`, which is None where rows have it."""
 
     rows: Coded
-    weights: Coded
-    shape: tuple[int, ...]
+    weights: Coded | None
 
 
 @runtime_checkable
 class Codes(Rows, Protocol):
     """Rows that clients can code for themselves."""
 
-    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
-        """Return the sum of coded rows with `weights[S, m]`, `[S, n]`, and the shape of one row."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one row."""
+        ...
+
+    def coded(self, what: Weighing) -> Coded:
+        """Return the sum of coded rows, `[S, n]`."""
         ...
 
 
@@ -39,8 +48,12 @@ class Codes(Rows, Protocol):
 class Weighs(Codes, Protocol):
     """Rows of clients elsewhere, who weigh them by replies of their own."""
 
-    def weighed(self, by: str, count: int, shares: Tensor, coding: Coding) -> Weighed:
-        """Return what the protocol opens of `count` sums, with `shares[m]` that the server knows of each client."""
+    def weighed(self, by: str, what: Weighing) -> Weighed:
+        """Return what the protocol opens of sums for which clients know `own` by their reply `by`."""
+        ...
+
+    def knows(self, around: Tensor) -> bool:
+        """Return whether clients have what rows are to be seen from."""
         ...
 
 
@@ -60,11 +73,23 @@ class Ledger:
     Arguments:
         secure: what is asked of them.
         spent: called for each sum with the bytes that one client sends, and how many values of all were clipped.
+        job: what clients did.
+        reaches: how large values were before.
+        seed: of random rounding, for this answer.
+        noise: that clients add to their models.
+        keys: return the keys of the noise of those that answered, for the next sum.
     """
 
     secure: Secure
     spent: Callable[[int, int], object]
+    job: str = ""
+    reaches: Reaches = field(default_factory=Reaches)
+    seed: int = 0
+    noise: Distributed | None = None
+    keys: Callable[[int], Tensor] | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)  # all that were used for an entry, [R, m]
+    codings: dict[tuple[str, int], Coding] = field(default_factory=dict)
+    sums: int = 0
 
     def use(self, name: str, weights: Tensor) -> None:
         """Count weights; raise where they would show too much, together with those before."""
@@ -77,8 +102,18 @@ class Ledger:
         """Raise where clients that weigh rows themselves count too differently by what the server knows of them."""
         self.secure.check_weights(factor[None])
 
-    def count(self, coding: Coding, found: Coded) -> None:
-        self.spent(found.total.numel() * coding.bytes, found.clipped)
+    def coding(self, name: str, kind: Kind, size: int, weights: Tensor, count: int) -> Coding:
+        """Return how an entry is coded in `count` sums over as many clients as there are `weights`."""
+        self.sums += 1
+        if (name, count) not in self.codings:  # one for all sums of a reply: two would tell more than one
+            seed = (self.seed + self.sums * 2**20) % 2**63
+            found = self.reaches.coding(f"{self.job}.{name}", kind, size, count, weights.shape[-1], seed)
+            self.codings[name, count] = found
+        return self.codings[name, count]
+
+    def count(self, name: str, coding: Coding, found: Coded) -> None:
+        self.spent(coding.size(found.total.numel()), int(found.counts[0]))
+        self.reaches.learn(f"{self.job}.{name}", coding, found.counts)
 
 
 @dataclass(frozen=True)
@@ -86,8 +121,9 @@ class SummedRows:
     """Replies under one name of which only sums are seen."""
 
     name: str
+    kind: Kind
     rows: Codes
-    coding: Coding
+    clients: int  # that answered
     ledger: Ledger
     single: Single = refuse
 
@@ -96,19 +132,98 @@ class SummedRows:
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return `weights[S, m] @ rows`: each client applies its own, as shares of their sum."""
-        weights = weights.double()
+        return self._weighted(weights.double(), None)
+
+    def average(self, weights: Tensor, old: Tensor) -> Tensor:
+        """Return means `[S, P]` of rows, coded as seen from the `old` ones, which clients have."""
+        if self.ledger.noise is not None:
+            return self._hidden_mean(weights, old, self.ledger.noise)
+        total = weights.double().sum(1, keepdim=True)
+        mean = self._weighted(weights.double() / total.clamp(min=TINY), old)
+        return torch.where(total > 0, mean.to(old.dtype), old)
+
+    def _weighted(self, weights: Tensor, around: Tensor | None) -> Tensor:
+        if self.ledger.noise is not None:
+            raise InputError(
+                f"privacy.clip is not allowed here: this algorithm takes sums of '{self.name}' that have no noise"
+            )
         self.ledger.use(self.name, weights)
         size = weights.abs().sum(1)
-        return self.total(weights / size.clamp(min=torch.finfo(torch.float64).tiny)[:, None], size)
+        shares = weights / size.clamp(min=TINY)[:, None]
+        coding = self.ledger.coding(self.name, self.kind, _size(self.rows.shape), weights, len(weights))
+        around = self._seen_from(around, coding)
+        found = self.rows.coded(Weighing(coding, shares, around=around))
+        return self.decoded(coding, found, size, around)
 
-    def total(self, shares: Tensor, size: Tensor) -> Tensor:
-        """Return the decoded sums with `shares[S, m]`, each times its `size[S]`."""
-        return self.decoded(*self.rows.coded(shares, self.coding), size)
+    def _seen_from(self, around: Tensor | None, coding: Coding) -> Tensor | None:
+        """Return what rows are seen from, `[S, n]`: where that makes numbers smaller, and clients have it."""
+        if around is None or coding.levels == 1 or (isinstance(self.rows, Weighs) and not self.rows.knows(around)):
+            return None
+        return around.double().flatten(1)
 
-    def decoded(self, found: Coded, shape: tuple[int, ...], size: Tensor) -> Tensor:
-        self.ledger.count(self.coding, found)
-        whole = size / found.share  # as if who went missing on the way had answered as the others did
-        return self.coding.decoded(found.total).view(len(size), *shape) * whole.view(-1, *[1] * len(shape))
+    def decoded(self, coding: Coding, found: Coded, size: Tensor, around: Tensor | None) -> Tensor:
+        """Return sums of rows, for weights of this `size[S]`."""
+        self.ledger.count(self.name, coding, found)
+        # As if who went missing on the way had answered as the others did.
+        total = coding.decoded(found.total) * (size / found.share)[:, None]
+        if around is not None:
+            total = total + around * size[:, None]
+        return total.view(len(size), *self.rows.shape)
+
+    def _hidden_mean(self, weights: Tensor, old: Tensor, noise: Distributed) -> Tensor:
+        """Return centers moved by clipped updates, which clients have hidden; see `Distributed`."""
+        drawn = (weights > 0).double()
+        if not bool(drawn.all()):
+            raise InputError("privacy.clip is not allowed here: this algorithm leaves clients out of a sum")
+        self.ledger.use(self.name, drawn)
+        what = noise.weighing(drawn, old.double(), self._keys(), self.ledger.seed + self.ledger.sums)
+        found = self.rows.coded(what)
+        self.ledger.count(self.name, what.coding, found)
+        noise.release()
+        return (old.double() + what.coding.decoded(found.total) / noise.members).to(old.dtype)
+
+    def _keys(self) -> Tensor | None:
+        self.ledger.sums += 1
+        return None if self.ledger.keys is None else self.ledger.keys(self.ledger.sums)
+
+    def hidden_sums(self, own: Tensor | None, by: str, around: Tensor, noise: Distributed) -> tuple[Tensor, Tensor]:
+        """Return sums of rows and of the clients' own weights, all of them hidden by the clients."""
+        ones = torch.ones(len(around), self.clients, dtype=torch.float64)
+        self.ledger.use(self.name, ones[:1])
+        what = noise.weighing(
+            ones, around.double(), self._keys(), self.ledger.seed + self.ledger.sums, True if own is None else own
+        )
+        found = self.rows.weighed(by, what).rows if isinstance(self.rows, Weighs) else self.rows.coded(what)
+        self.ledger.count(self.name, what.coding, found)
+        noise.release()
+        total = what.coding.decoded(found.total)
+        weights = total[:, -1] / what.coding.reach
+        weights = torch.where(weights < noise.least_weight, 0.0, weights)  # too little to divide noise by
+        return (total[:, :-1] + around.double() * weights[:, None]) * (weights > 0)[:, None], weights
+
+    def sums(self, by: str, own: Tensor | None, count: int, known: Tensor, around: Tensor | None) -> tuple[Tensor, ...]:
+        """Return sums that clients weigh themselves, and the sums of their weights."""
+        if self.ledger.noise is not None:
+            if around is None:
+                raise InputError(f"privacy.clip is not allowed here: nothing is known of where '{self.name}' begin")
+            return self.hidden_sums(own, by, around, self.ledger.noise)
+        self.ledger.weigh(self.name, by, known)
+        size, shares = known.sum().expand(count), (known / known.sum()).expand(count, -1)
+        coding = self.ledger.coding(self.name, self.kind, _size(self.rows.shape), known, count)
+        around = self._seen_from(around, coding)
+        what = Weighing(coding, shares, own, around)
+        if isinstance(self.rows, Weighs):
+            rows, told = self.rows.weighed(by, what)
+        else:
+            assert own is not None
+            rows, told = self.rows.coded(what), SHARES.coded_sum(torch.ones(self.clients, 1), own * shares)
+        assert told is not None
+        self.ledger.spent(SHARES.size(count), 0)
+        weights = SHARES.decoded(told.total)[:, 0] * size / told.share
+        total = self.decoded(coding, rows, size, None)
+        if around is not None:
+            total = total + (around * weights[:, None]).view_as(total)
+        return total, weights
 
 
 @dataclass(frozen=True)
@@ -122,7 +237,9 @@ class SummedAnswer(Answer):
         """Return what is known already: nothing is noted of single clients."""
         return old
 
-    def sums(self, name: str, by: str, count: int, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sums(
+        self, name: str, by: str, count: int, factor: Tensor | None = None, around: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return sums for which clients weigh their own rows; their weights are summed in the same way."""
         if not len(self.ids):
             return super().sums(name, by, count, factor)
@@ -130,21 +247,16 @@ class SummedAnswer(Answer):
         assert isinstance(rows, SummedRows)
         assert isinstance(told, SummedRows)
         known = torch.ones(len(self.ids), dtype=torch.float64) if factor is None else factor.double().cpu()
-        self.ledger.weigh(name, by, known)
-        size, shares = known.sum().expand(count), known / known.sum()
-        found = rows.rows.weighed(by, count, shares, rows.coding) if isinstance(rows.rows, Weighs) else None
-        if found is None:
-            own = weights_of(told.rows.gather(), count, shares).clamp(0, 1)  # by each client, of its own
-            total, shape = rows.rows.coded(own, rows.coding)
-            found = Weighed(total, SHARES.coded_sum(torch.ones(len(self.ids), 1), own), shape)
-        self.ledger.count(SHARES, found.weights)
-        weights = SHARES.decoded(found.weights.total)[:, 0] * size / found.weights.share
-        return rows.decoded(found.rows, found.shape, size), weights
+        own = None
+        if not isinstance(rows.rows, Weighs):  # by each client, of its own
+            own = weights_of(told.rows.gather(), count, None).clamp(0, 1)
+        total, weights = rows.sums(by, own, count, known, around)
+        return total, weights
 
 
 def summed(answer: Answer, kinds: Mapping[str, Kind], ledger: Ledger, single: Single = refuse) -> SummedAnswer:
     """Return an answer of which only sums are seen."""
-    seen = {name: SummedRows(name, codes(rows), coding_of(kinds[name]), ledger, single)
+    seen = {name: SummedRows(name, kinds[name], codes(rows), len(answer.ids), ledger, single)
             for name, rows in answer.values.items()}  # fmt: skip
     return SummedAnswer(answer.ids, seen, ledger, single)
 
@@ -154,3 +266,7 @@ def codes(rows: Rows) -> Codes:
     if not isinstance(rows, Codes):
         raise InputError("secure = true is not allowed with this engine: should be 'local' or 'ray'")
     return rows
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)

@@ -99,7 +99,9 @@ def prepare(
     conditions.check_secure(recipe.algorithm)
     if (privacy := conditions.privacy) is not None:
         plain_mean = conditions.aggregator is None and not conditions.guard
-        privacy.check(recipe.algorithm, model, len(federation), plain_mean=plain_mean)
+        privacy.check(
+            recipe.algorithm, model, len(federation), plain_mean=plain_mean, secure=bool(conditions.protection)
+        )
     if (attack := conditions.attack) is not None:
         conditions = replace(conditions, malicious=malicious_clients(federation.names, attack.share, recipe.seed))
         if len(federation.train.x):  # else points are elsewhere

@@ -106,6 +106,7 @@ def play(
         # Not around the yield, too: between rounds gradients and threads are the caller's.
         with torch.no_grad(), one_thread():
             began = time.perf_counter()
+            engine.recall(history[-1].notes if history else {})
             engine.begin_round(state, t, last)
             new, notes = engine.algorithm.round(state, t, engine)
             seconds = round(time.perf_counter() - began, 6)

@@ -121,7 +121,7 @@ class Node:
             if facts.refused:
                 raise Refused(Refusal.DIVERGED, f"{len(facts.refused)} clients have nothing to sum")
             kinds = here.host.algorithm.jobs[request.job].replies
-            here.sums.keep(request, Kept(chain, request.job, names, dict(replies), kinds))
+            here.sums.keep(request, Kept(chain, request.job, names, dict(replies), kinds, shared))
             return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, {})
         sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)
@@ -131,7 +131,7 @@ class Node:
         here = self._experiment(request)
         if here.sums is None:
             raise Refused(Refusal.SUM, "the run does not have secure = true")
-        if request.sum.get("stage") == "keys":
+        if request.sum.get("stage") == "numbers":
             here.requests.count(request.round)
         return here.sums.answer(request, message)
 
@@ -166,7 +166,7 @@ class Node:
         if not self.config.policy.sends_scores:
             raise Refused(Refusal.NOT_ALLOWED, "policy.scores is off, or noise is mandatory")
         here = self._experiment(request)
-        if here.privacy is not None and (here.privacy.counts or here.privacy.update_noise):
+        if here.privacy is not None and here.privacy.covers_scores(here.sums is not None):
             raise Refused(Refusal.PRIVACY, "scores have no noise, but what else leaves clients in this run has")
         rows = here.rows(request.clients)
         here.check_sent(len(rows), message.under("clients/"), message.under("state/"), self._most_models)
@@ -252,7 +252,7 @@ class Node:
             restore(host, at)
         privacy = host.conditions.privacy
         expected = Expected(host.training, federation, privacy, secure=spec.secure)
-        sums = None if spec.secure is None else NodeSums(folder, spec.secure, self._identity())
+        sums = None if spec.secure is None else NodeSums(folder, spec.secure, self._identity(), privacy, host.secret)
         self.loaded[name] = Experiment(
             host, federation.held_out, memory, requests, at, privacy, expected, metrics, sums
         )  # fmt: skip
@@ -265,7 +265,7 @@ class Node:
         algorithm = plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings, allow)
         privacy = spec.privacy
         if privacy is not None:
-            privacy.check(algorithm, model, len(federation))
+            privacy.check(algorithm, model, len(federation), secure=spec.secure is not None)
         solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
         weights = fixed_weights(spec.class_weights, federation.shape, federation.train, model.loss)
         # The data too: noise that stays while a point changes would reveal the change.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +23,35 @@ from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
 from fedsoft.flower.secagg.messages import Missing
-from fedsoft.flower.secagg.party import Book, Party
+from fedsoft.flower.secagg.party import Book, Member, Party
 from fedsoft.flower.secagg.primitives import public_of
-from fedsoft.flower.secagg.session import ProtocolError, Session
+from fedsoft.flower.secagg.session import Agreement, ProtocolError, Session
 from fedsoft.flower.server.identity import fingerprint
-from fedsoft.flower.sum_request import DATA, WEIGHTS, SumRequest, check_weights, sections_of, session_of
+from fedsoft.flower.sum_request import (
+    DATA,
+    STAGES,
+    WEIGHTS,
+    ZEROS,
+    SumRequest,
+    check_weights,
+    least_clients,
+    mark_of,
+    sections_of,
+    session_of,
+)
 from fedsoft.flower.wire import WireMessage
-from fedsoft.secure.coding import SHARES, coding_of
+from fedsoft.safety.privacy import Privacy
+from fedsoft.secure.coding import SHARES, Coding
+from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.protection import Secure
+from fedsoft.secure.weighing import Noise, Weighing
 from fedsoft.storage.atomic import write_json
 from fedsoft.storage.files import read_json
 
 FILE = "sums.json"
 KEPT = 4  # asks whose replies are kept
 OPEN = 64  # sums that may be under way
+AGREEMENTS = 8  # on keys, that are kept
 
 
 @dataclass
@@ -47,6 +62,7 @@ class Kept:
         chain: identifies them, see `chain_of`.
         job, clients: who did what.
         replies, kinds: one row for each client.
+        shared: what was sent with the job.
     """
 
     chain: str
@@ -54,6 +70,7 @@ class Kept:
     clients: list[str]
     replies: Mapping[str, Tensor]
     kinds: Mapping[str, Kind]
+    shared: Mapping[str, Tensor]
     used: dict[str, Tensor] = field(default_factory=dict)  # weights by which an entry was opened, [R, m]
 
 
@@ -86,12 +103,18 @@ class NodeSums:
         folder: of the run's memory.
         secure: what the run asks for.
         identity: of this node.
+        privacy: the noise that clients of the run add, if any.
+        secret: by which they draw it.
     """
 
-    def __init__(self, folder: Path, secure: Secure, identity: Identity) -> None:
-        self.folder, self.secure, self.identity = folder, secure, identity
+    def __init__(
+        self, folder: Path, secure: Secure, identity: Identity, privacy: Privacy | None = None, secret: str = ""
+    ) -> None:
+        self.folder, self.secure, self.identity, self.secret = folder, secure, identity, secret
+        self.privacy = privacy if privacy is not None and privacy.clip else None
         self.kept: OrderedDict[tuple[int, int, int], Kept] = OrderedDict()
-        self.parties: OrderedDict[bytes, tuple[Party, list[Tensor]]] = OrderedDict()
+        self.members: OrderedDict[bytes, Member] = OrderedDict()
+        self.parties: OrderedDict[bytes, Party] = OrderedDict()
         self.told: OrderedDict[str, WireMessage] = OrderedDict()
         self.seen = frozenset[str]()
         path = folder / FILE
@@ -114,76 +137,148 @@ class NodeSums:
                 self.told[again] = self._answer(request, message)
             except (ProtocolError, InputError) as error:
                 raise Refused(Refusal.SUM, str(error)) from None
-            while len(self.told) > 4 * OPEN:
+            while len(self.told) > len(STAGES) * OPEN:
                 self.told.popitem(last=False)
         return self.told[again]
 
     def _answer(self, request: Request, message: WireMessage) -> WireMessage:
-        asked, kept = SumRequest.read(request.sum), self._kept(request)
-        weights = message.tensors.get(WEIGHTS)
+        asked = SumRequest.read(request.sum)
+        agreement = asked.agreement(request, self.secure)
+        self._note(agreement)
+        if asked.stage == "keys":
+            return self._sent(self._member(agreement, new=True).advertise())
+        if asked.stage == "shares":
+            return self._sent(self._member(agreement).share(wire.roster(asked.message)))
+        answer = self._summed(request, asked, message.tensors.get(WEIGHTS), self._member(agreement))
+        following = asked.agreement(request, self.secure, 1)
+        if asked.stage == "check":
+            answer.head["next"] = wire.plain(self._member(following, new=True).advertise())
+        elif asked.stage == "unmask" and asked.roster:
+            answer.head["next"] = wire.plain(self._member(following).share(wire.roster(asked.roster)))
+        return answer
+
+    def _summed(self, request: Request, asked: SumRequest, weights: Tensor | None, member: Member) -> WireMessage:
+        """Answer in a stage of one sum."""
+        kept, hidden = self._kept(request), self.privacy is not None
         if weights is None or asked.entry not in kept.replies or (asked.by and asked.by not in kept.replies):
             raise InputError(f"a sum of '{asked.entry}' by '{asked.by}', which job '{kept.job}' did not reply")
-        check_weights(weights, asked)
-        me = self.identity.name
-        own = [client for client, home in zip(asked.clients, asked.homes, strict=True) if home == me]
+        check_weights(weights, asked, hidden)
+        own = [client for client, home in zip(asked.clients, asked.homes, strict=True) if home == self.identity.name]
         if kept.clients != own:
             raise InputError("the clients of this node in the sum are not those that did the job")
-        rows = kept.replies[asked.entry]
-        sections = sections_of(kept.kinds[asked.entry], rows[0].numel(), asked)
-        session = session_of(request, asked, weights, sections, self.secure)
-        self._note(session)
-        if asked.stage == "keys":
-            return self._begin(session, self._values(kept, asked, weights))
+        size = kept.replies[asked.entry][0].numel()
+        session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure)
+        if asked.stage == "numbers":
+            return self._numbers(session, member, asked, self._values(kept, asked, weights))
         if session.context not in self.parties:
             raise ProtocolError("this node does not know of the sum")
-        party, values = self.parties[session.context]
-        if asked.stage == "shares":
-            return WireMessage({"sum": wire.plain(party.share(wire.roster(asked.message)))}, {})
-        if asked.stage == "numbers":
-            sent = party.mask(wire.delivery(asked.message), values)
-            data = torch.from_numpy(np.frombuffer(sent.data, dtype=np.uint8).copy())
-            return WireMessage({"sum": wire.plain(sent)}, {DATA: data})
-        missing = wire.missing(asked.message)
-        self._check_opening(kept, asked, weights, missing)
-        return WireMessage({"sum": wire.plain(party.unmask(missing))}, {})
+        party = self.parties[session.context]
+        if asked.stage == "check":
+            missing = wire.missing(asked.message)
+            self._check_opening(kept, asked, weights, missing)
+            return self._sent(party.confirm(missing))
+        return self._sent(party.unmask(wire.confirmed(asked.message)))
 
-    def _begin(self, session: Session, values: list[Tensor]) -> WireMessage:
-        party = Party(session, self.identity.name, self.identity.key, self.identity.accepts, Book())
-        self.parties[session.context] = party, values
+    def _sent(self, message: object) -> WireMessage:
+        return WireMessage({"sum": wire.plain(message)}, {})
+
+    def _member(self, agreement: Agreement, *, new: bool = False) -> Member:
+        """Return this node under some keys; `new`: which are to be agreed on."""
+        if new and agreement.context not in self.members:
+            name, key = self.identity.name, self.identity.key
+            self.members[agreement.context] = Member(agreement, name, key, self.identity.accepts)
+            while len(self.members) > AGREEMENTS:
+                self.members.popitem(last=False)
+        if agreement.context not in self.members:
+            raise ProtocolError("this node does not know of the keys of the sum")
+        return self.members[agreement.context]
+
+    def _numbers(self, session: Session, member: Member, asked: SumRequest, values: list[Tensor]) -> WireMessage:
+        member.receive(wire.delivery(asked.message))
+        party = self.parties[session.context] = Party(member, session, Book())
         while len(self.parties) > OPEN:
             self.parties.popitem(last=False)
-        return WireMessage({"sum": wire.plain(party.advertise())}, {})
+        sent = party.mask(values)
+        data = torch.from_numpy(np.frombuffer(sent.data, dtype=np.uint8).copy())
+        return WireMessage({"sum": wire.plain(sent)}, {DATA: data})
 
     def _values(self, kept: Kept, asked: SumRequest, weights: Tensor) -> list[Tensor]:
-        """Return the coded sums over the clients of this node."""
-        rows, kind = kept.replies[asked.entry], kept.kinds[asked.entry]
+        """Return the coded sums over the clients of this node, and what else `sections_of` says."""
+        rows, coding = kept.replies[asked.entry], asked.coded.coding()
         own = torch.tensor([asked.clients.index(client) for client in kept.clients])
-        shares, more = weights[:, own], []
+        shares, told, more = weights[:, own].expand(asked.count, -1), None, []
         if asked.by:
-            shares = weights_of(kept.replies[asked.by], asked.count, shares[0]).clamp(0, 1)
-            more = [SHARES.coded_sum(torch.ones(len(own), 1), shares).total.flatten()]
-        found = coding_of(kind).coded_sum(rows.reshape(len(rows), -1), shares)
-        return [found.total.flatten(), torch.tensor([found.clipped]), *more]
+            told = weights_of(kept.replies[asked.by], asked.count, None).nan_to_num().clamp(0, 1)
+            more = [SHARES.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
+        around, noise, keys = self._around(kept, asked), None, None
+        if self.privacy is not None:
+            noise = self._noise(self.privacy, kept, asked, coding, around)
+            keys = self._keys(kept, asked, weights)
+        found = Weighing(coding, shares, told, around, noise, keys, own).sum(rows.reshape(len(rows), -1))
+        return [found.total.flatten()] if noise is not None else [found.total.flatten(), found.counts, *more]
+
+    def _around(self, kept: Kept, asked: SumRequest) -> Tensor | None:
+        """Return what rows are seen from: one of the tensors that came with the job."""
+        if not asked.around:
+            return None
+        size = kept.replies[asked.entry][0].numel()
+        if asked.around == ZEROS:
+            return torch.zeros(asked.count, size, dtype=torch.float64)
+        for tensor in kept.shared.values():
+            if tensor.numel() == asked.count * size and mark_of(tensor) == asked.around:
+                return tensor.double().reshape(asked.count, size)
+        raise InputError(f"'{asked.entry}' should be seen from what was not sent with job '{kept.job}'")
+
+    def _noise(
+        self, privacy: Privacy, kept: Kept, asked: SumRequest, coding: Coding, around: Tensor | None
+    ) -> Noise:  # fmt: skip
+        """Return the noise of each client; raise where it would not hide them as the run says."""
+        size = kept.replies[asked.entry][0].numel()
+        own = bool(asked.by)
+        found = Mechanism(privacy.clip, privacy.noise, asked.count, size, asked.coded.clients, own)
+        if kept.kinds[asked.entry] is not Kind.MODEL or around is None:
+            raise InputError(f"privacy.clip: '{asked.entry}' has no noise, and is not summed")
+        if replace(coding, seed=0) != found.coding():
+            raise InputError("privacy.clip: numbers should be coded as its noise asks for")
+        return found.noise_of(least_clients(asked.homes, self.secure))
+
+    def _keys(self, kept: Kept, asked: SumRequest, weights: Tensor) -> Tensor:
+        """Return the keys of the clients' noise: the same for the same sum of the same replies, and no other."""
+        about = f"{self.secret} {kept.chain} {asked.entry} {self._sum(asked, weights)}"
+        keys = [hashlib.sha256(f"{about} {client}".encode()).digest()[:16] for client in kept.clients]
+        return torch.from_numpy(np.frombuffer(b"".join(keys), dtype="<i8").reshape(-1, 2).copy())
+
+    def _sum(self, asked: SumRequest, weights: Tensor) -> str:
+        """Return what identifies a sum of replies."""
+        coded = asked.coded.model_dump(exclude={"seed"})
+        about = f"{asked.by} {asked.count} {coded} {asked.around} {weights.tolist()}"
+        return hashlib.sha256(about.encode()).hexdigest()
 
     def _check_opening(self, kept: Kept, asked: SumRequest, weights: Tensor, missing: Missing) -> None:
         """Raise where this sum, beside those opened before, would tell too much of a client here; else note it.
 
-        The same sum again, over the same nodes, tells nothing new: a run that is resumed asks for it.
+        The same sum again, over the same nodes, tells nothing new: a run that is resumed asks for it. Coded in another
+        way it would: a reach that is small counts the clients that are above it, and another rounding those above it.
         """
         present = torch.tensor([home in missing.present for home in asked.homes])
         now, mark = weights * present, f"{kept.chain} {asked.entry}"
-        told = hashlib.sha256(f"{asked.by} {asked.count} {now.tolist()}".encode()).hexdigest()
+        told = f"{self._sum(asked, now)} {asked.coded.seed}"
         before = self.opened.get(mark, [])
         if told in before:
             return
+        if asked.coded.clients and any(one.split()[0] == told.split()[0] for one in before):
+            raise ProtocolError(f"this sum of '{asked.entry}' was opened before, rounded in another way")
+        coded = f"coded {asked.coded.model_dump(exclude={'seed'})} {asked.around}"
+        if before and coded not in before:
+            raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before, coded in another way")
         used = kept.used.get(asked.entry)
-        if before and (asked.by or used is None):
+        if before and (asked.by or used is None or self.privacy is not None):  # the same noise would cancel
             raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before")
         together = now if used is None else torch.cat([used, now])
         self.secure.check_weights(together, asked.homes)
         if not asked.by:  # beside weights of the clients' own, nothing else is opened of an entry
             kept.used[asked.entry] = together
-        self.opened[mark] = [*before, told]
+        self.opened[mark] = [*(before or [coded]), told]
         write_json(self.folder / FILE, self.opened)
 
     def _kept(self, request: Request) -> Kept:
@@ -192,9 +287,9 @@ class NodeSums:
             raise ProtocolError(f"no replies of job '{request.job}' of round {request.round} are kept here")
         return self.kept[place]
 
-    def _note(self, session: Session) -> None:
+    def _note(self, agreement: Agreement) -> None:
         """Write to the owner's log with whom this node sums."""
-        parties = frozenset(session.parties)
+        parties = frozenset(agreement.parties)
         if strangers := sorted(parties - self.identity.peers) if self.identity.peers else []:
             raise ProtocolError(f"node {strangers[0]} is not in 'peers' of this node's file")
         if parties != self.seen:

@@ -1,4 +1,4 @@
-"""The messages of one sum, in their order. All of them pass through the server."""
+"""The messages of a sum, in their order. All of them pass through the server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ def size_of(message: Any) -> int:
     if isinstance(message, tuple | list | frozenset):
         return sum(size_of(one) for one in message)
     return sum(size_of(getattr(message, one.name)) for one in fields(message))
+
+
+# --- to agree on keys -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,13 @@ class Roster:
 
 @dataclass(frozen=True)
 class Shares:
-    """2, up: shares of both secrets for each holder, sealed, and what they must hash to when they are told."""
+    """2, up: shares of a secret for each holder, sealed, and what they must hash to when they are told.
+
+    Here the secret is that of the key for masks; in `Masked` it is a seed.
+    """
 
     sealed: Mapping[str, bytes]
-    seed_hashes: Mapping[str, bytes]
-    key_hashes: Mapping[str, bytes]
-    seed_hash: bytes  # of the seed itself
+    hashes: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ class Delivery:
     sealed: Mapping[str, bytes]
 
 
+# --- to sum under them ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Masked:
-    """3, up: the party's numbers under masks, and neighbours whose shares could not be opened."""
+    """3, up: the party's numbers under masks, shares of the seed of its own mask, a hash of it, and neighbours whose
+    shares could not be opened."""
 
     data: bytes
+    seed: Shares
+    seed_hash: bytes
     broken: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -69,8 +79,23 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class Confirmation:
+    """4, up: the signature of a node under the list that it was told."""
+
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """4, down: the signatures of a party's neighbours, and the shares of their seeds that they sealed for it."""
+
+    signatures: Mapping[str, bytes]
+    sealed: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
 class Unmasking:
-    """4, up: shares of the seeds of those who are present, and of the keys of those who are missing."""
+    """5, up: shares of the seeds of those who are present, and of the keys of those who are missing."""
 
     seeds: Mapping[str, bytes]
     keys: Mapping[str, bytes]

@@ -1,7 +1,8 @@
 """One party of a sum: what it sends in each stage, and what it refuses.
 
-Its numbers leave it once, under one mask from a seed of its own and one with each neighbour. For each other party it
-tells a share of the seed or one of the key, never both.
+Its numbers leave it once, under one mask from a seed of its own and one with each neighbour. For each
+other party it tells a share of the seed or one of the key, never both, and only for a list of who is there that enough
+of its neighbours have signed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from enum import IntEnum
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from fedsoft.flower.secagg.messages import Delivery, Keys, Masked, Missing, Roster, Shares, Unmasking
+from fedsoft.flower.secagg.messages import (
+    Confirmation,
+    Confirmed,
+    Delivery,
+    Keys,
+    Masked,
+    Missing,
+    Roster,
+    Shares,
+    Unmasking,
+)
 from fedsoft.flower.secagg.primitives import (
     KeyPair,
     derived,
@@ -27,7 +38,7 @@ from fedsoft.flower.secagg.primitives import (
     shared,
     signed,
 )
-from fedsoft.flower.secagg.session import ProtocolError, Session
+from fedsoft.flower.secagg.session import Agreement, ProtocolError, Session
 
 SEED, KEY = b"seed", b"key"
 
@@ -38,7 +49,24 @@ Accepts = Callable[[str, bytes], bool]
 class Stage(IntEnum):
     """What a party has done. After a stage that failed it does nothing more."""
 
-    FAILED, NOTHING, ADVERTISED, SHARED, MASKED, UNMASKED = range(-1, 5)
+    FAILED, NOTHING, ADVERTISED, SHARED, RECEIVED = range(-1, 4)
+    MASKED, CONFIRMED, UNMASKED = range(1, 4)
+
+
+class Stages:
+    """Each stage comes once, and in order."""
+
+    def __init__(self) -> None:
+        self.stage = 0
+
+    @contextlib.contextmanager
+    def __call__(self, stage: int, name: str) -> Iterator[None]:
+        if self.stage != stage - 1:
+            did = "failed" if self.stage < 0 else f"done {self.stage} of its stages"
+            raise ProtocolError(f"stage '{name}' is not due: this party has {did}")
+        self.stage = -1
+        yield
+        self.stage = stage
 
 
 class Book:
@@ -53,152 +81,203 @@ class Book:
             raise ProtocolError(f"the sum '{session.sum}' was opened before: it is not opened again")
 
 
-class Party:
-    """One party in one session.
+class Member:
+    """One party and the keys that it has agreed on with others.
 
     Arguments:
-        session: what it agrees to.
+        agreement: what it agrees to.
         name: its own.
         identity: the private key of its node.
         accepts: whether a public key is that of the node of a party, by its owner's own list or by the run's file.
+    """
+
+    def __init__(self, agreement: Agreement, name: str, identity: ec.EllipticCurvePrivateKey, accepts: Accepts) -> None:
+        if name not in agreement.parties:
+            raise ProtocolError(f"party '{name}' is not in this session")
+        self.agreement, self.name, self.identity, self.accepts = agreement, name, identity, accepts
+        self.sealing, self.key_secret = KeyPair.of(draw()), draw()
+        self.masking = KeyPair.of(self.key_secret)
+        self.own = b""
+        self.roster: Mapping[str, Keys] = {}
+        self.held: dict[str, bytes] = {}  # shares of the keys of others
+        self.partners: frozenset[str] = frozenset()  # with whom it has masks
+        self.broken: frozenset[str] = frozenset()  # whose shares could not be opened
+        self.used = False  # for a sum
+        self.stages = Stages()
+
+    def advertise(self) -> Keys:
+        """Return the keys of this agreement."""
+        with self.stages(1, "keys"):
+            text = statement(self.agreement, self.name, self.sealing.public, self.masking.public)
+            return Keys(self.sealing.public, self.masking.public, public_of(self.identity), signed(self.identity, text))
+
+    def share(self, roster: Roster) -> Shares:
+        """Return shares of the key for masks for all neighbours whose keys are those of their nodes."""
+        with self.stages(2, "shares"):
+            self._check(roster.keys)
+            self.roster = dict(roster.keys)
+            shares, self.own = self.dealt(KEY, self.agreement.context, self.key_secret, [*self.roster])
+            return shares
+
+    def receive(self, delivery: Delivery) -> None:
+        """Keep the shares of those who will have masks with this party."""
+        with self.stages(3, "delivery"):
+            broken = set[str]()
+            if strangers := sorted(delivery.sealed.keys() - self.roster.keys()):
+                raise ProtocolError(f"shares of '{strangers[0]}', who told no keys", strangers)
+            for name, text in delivery.sealed.items():
+                found = self.read(KEY, self.agreement.context, name, text)
+                if found is None:
+                    broken.add(name)
+                else:
+                    self.held[name] = found
+            # Who sent no shares that can be opened has no mask with this party: it could not be taken away again.
+            self.partners, self.broken = frozenset(self.held), frozenset(broken)
+            if len(self.partners) + 1 < self.agreement.enough(self.name):
+                raise ProtocolError(
+                    f"shares of {len(self.partners)} neighbours of '{self.name}' can be opened, at least "
+                    f"{self.agreement.enough(self.name) - 1} should be", sorted(broken),
+                )  # fmt: skip
+
+    def _check(self, keys: Mapping[str, Keys]) -> None:
+        agreement = self.agreement
+        if strangers := sorted(keys.keys() - set(agreement.neighbours(self.name))):
+            raise ProtocolError(f"'{strangers[0]}' is no neighbour of '{self.name}'", strangers)
+        for name, one in keys.items():
+            if not is_genuine(agreement, name, one, self.accepts):
+                raise ProtocolError(f"the keys of '{name}' are not signed by its node for this sum", [name])
+        mine = [self.sealing.public, self.masking.public]
+        if len({*mine, *(key for one in keys.values() for key in (one.sealing, one.masking))}) < 2 * len(keys) + 2:
+            raise ProtocolError("two parties have the same key", [*keys])
+        holders, enough = agreement.holders(self.name), agreement.enough(self.name)
+        if len(keys) + 1 < enough:
+            raise ProtocolError(f"{len(keys) + 1} of {len(holders)} holders are there, at least {enough} should be")
+
+    def dealt(self, kind: bytes, context: bytes, secret: bytes, to: Sequence[str]) -> tuple[Shares, bytes]:
+        """Return shares of a secret, sealed for those who are there, and one's own."""
+        holders = self.agreement.holders(self.name)
+        parts = shared(secret, self.agreement.enough(self.name), len(holders))
+        dealt = dict(zip(holders, parts, strict=True))
+        hashes = {one: told(kind, context, self.name, one, dealt[one]) for one in (*to, self.name)}
+        return Shares({one: self._sealed(kind, context, one, dealt[one]) for one in to}, hashes), dealt[self.name]
+
+    def _sealed(self, kind: bytes, context: bytes, to: str, share: bytes) -> bytes:
+        about = digest(b"shares", kind, context, self.name.encode(), to.encode())
+        return sealed(self.sealing.agreed(self.roster[to].sealing, b"sealing", about), share, about)
+
+    def read(self, kind: bytes, context: bytes, giver: str, text: bytes) -> bytes | None:
+        """Return a share that was sealed for this party; None where it cannot be opened."""
+        about = digest(b"shares", kind, context, giver.encode(), self.name.encode())
+        return opened(self.sealing.agreed(self.roster[giver].sealing, b"sealing", about), text, about)
+
+    @property
+    def seen(self) -> bytes:
+        """A hash of all keys that this party was shown, where everybody is shown all."""
+        if not self.agreement.complete:
+            return b""
+        mine = {self.name: (self.sealing.public, self.masking.public)}
+        keys = mine | {name: (one.sealing, one.masking) for name, one in self.roster.items()}
+        return digest(b"keys", *(part for name in sorted(keys) for part in (name.encode(), *keys[name])))
+
+
+class Party:
+    """One party in one sum.
+
+    Arguments:
+        member: the party and its keys.
+        session: what it agrees to.
         book: of all sums of this party.
     """
 
-    def __init__(
-        self, session: Session, name: str, identity: ec.EllipticCurvePrivateKey, accepts: Accepts, book: Book
-    ) -> None:
+    def __init__(self, member: Member, session: Session, book: Book) -> None:
         book.check(session)
-        if name not in session.parties:
-            raise ProtocolError(f"party '{name}' is not in this session")
-        self.session, self.name, self.identity, self.accepts, self.book = session, name, identity, accepts, book
-        self.sealing, self.key_secret, self.seed = KeyPair.of(draw()), draw(), draw()
-        self.masking = KeyPair.of(self.key_secret)
-        self.own: tuple[bytes, bytes] = (b"", b"")
-        self.roster: Mapping[str, Keys] = {}
-        self.held: dict[str, tuple[bytes, bytes]] = {}  # shares of others: of their seed and of their key
-        self.partners: frozenset[str] = frozenset()  # with whom it has masks
-        self.stage = Stage.NOTHING
+        if session.agreement != member.agreement:
+            raise ProtocolError("this sum is not under the keys that were agreed on")
+        if member.used:
+            raise ProtocolError("the keys of this sum were used before: others should be agreed on")
+        member.used = True
+        self.member, self.session, self.book = member, session, book
+        self.seed, self.own = draw(), b""
+        self.told: Missing | None = None
+        self.stages = Stages()
 
-    def advertise(self) -> Keys:
-        """Return the keys of this session."""
-        with self._stage(Stage.ADVERTISED):
-            return self._advertised()
-
-    def share(self, roster: Roster) -> Shares:
-        """Return shares of both secrets for all neighbours whose keys are those of their nodes."""
-        with self._stage(Stage.SHARED):
-            return self._shared(roster)
-
-    def mask(self, delivery: Delivery, values: Sequence[Tensor]) -> Masked:
+    def mask(self, values: Sequence[Tensor]) -> Masked:
         """Return the coded numbers of this party under masks."""
-        with self._stage(Stage.MASKED):
-            return self._masked(delivery, values)
+        with self.stages(1, "numbers"):
+            member, session = self.member, self.session
+            seed, self.own = member.dealt(SEED, session.context, self.seed, sorted(member.partners))
+            total = [a + b for a, b in zip(values, session.mask(seed_key(session, self.seed)), strict=True)]
+            for name in member.partners:
+                key = member.masking.agreed(member.roster[name].masking, *pair(session, member.name, name))
+                sign = 1 if member.name < name else -1
+                total = [a + sign * b for a, b in zip(total, session.mask(key), strict=True)]
+            return Masked(session.packed(total), seed, hash_of_seed(session, member.name, self.seed), member.broken)
 
-    def _advertised(self) -> Keys:
-        text = statement(self.session, self.name, self.sealing.public, self.masking.public)
-        return Keys(self.sealing.public, self.masking.public, public_of(self.identity), signed(self.identity, text))
-
-    def _shared(self, roster: Roster) -> Shares:
-        session, keys = self.session, dict(roster.keys)
-        near = session.neighbours(self.name)
-        if strangers := sorted(keys.keys() - set(near)):
-            raise ProtocolError(f"'{strangers[0]}' is no neighbour of '{self.name}'", strangers)
-        for name, one in keys.items():
-            if not is_genuine(session, name, one, self.accepts):
-                raise ProtocolError(f"the keys of '{name}' are not signed by its node for this sum", [name])
-        if len({key for one in keys.values() for key in (one.sealing, one.masking)}) < 2 * len(keys):
-            raise ProtocolError("two parties have the same key", [*keys])
-        holders, enough = session.holders(self.name), session.enough(self.name)
-        if len(keys) + 1 < enough:
-            raise ProtocolError(f"{len(keys) + 1} of {len(holders)} holders are there, at least {enough} should be")
-        self.roster = keys
-        dealt = {
-            kind: dict(zip(holders, shared(secret, enough, len(holders)), strict=True))
-            for kind, secret in ((SEED, self.seed), (KEY, self.key_secret))
-        }
-        self.own = dealt[SEED][self.name], dealt[KEY][self.name]
-        there = [*keys, self.name]
-        return Shares(
-            {to: sealed(self._sealing(to), dealt[SEED][to] + dealt[KEY][to], about(session, self.name, to))
-             for to in keys},
-            {to: told(session, SEED, self.name, to, dealt[SEED][to]) for to in there},
-            {to: told(session, KEY, self.name, to, dealt[KEY][to]) for to in there},
-            digest(b"the seed", session.context, self.name.encode(), self.seed),
-        )  # fmt: skip
-
-    def _masked(self, delivery: Delivery, values: Sequence[Tensor]) -> Masked:
-        session, broken = self.session, set[str]()
-        if strangers := sorted(delivery.sealed.keys() - self.roster.keys()):
-            raise ProtocolError(f"shares of '{strangers[0]}', who told no keys", strangers)
-        for name, text in delivery.sealed.items():
-            found = opened(self._sealing(name, back=True), text, about(session, name, self.name))
-            if found is None or len(found) % 2:
-                broken.add(name)
-            else:
-                self.held[name] = found[: len(found) // 2], found[len(found) // 2 :]
-        self.partners = frozenset(delivery.sealed)  # also those whose shares are broken: they have the mask, too
-        if len(self.held) + 1 < session.enough(self.name):
-            raise ProtocolError(f"only {len(self.held)} neighbours of '{self.name}' sent shares", sorted(broken))
-        total = [value + noise for value, noise in zip(values, session.mask(seed_key(session, self.seed)), strict=True)]
-        for name in sorted(self.partners):
-            noise = session.mask(self.masking.agreed(self.roster[name].masking, *pair(session, self.name, name)))
-            sign = 1 if self.name < name else -1
-            total = [value + sign * one for value, one in zip(total, noise, strict=True)]
-        return Masked(session.packed(total), frozenset(broken))
-
-    def unmask(self, missing: Missing) -> Unmasking:
-        """Return a share of each neighbour: of its seed where it is present, of its key where it is missing."""
-        session, near = self.session, self.partners
-        if missing.present & missing.missing or not near | {self.name} <= missing.present | missing.missing:
+    def confirm(self, missing: Missing) -> Confirmation:
+        """Return a signature under the list of who is there and who is not; no other list is helped from here on."""
+        name, agreement, near = self.member.name, self.session.agreement, self.member.partners
+        if missing.present & missing.missing or not near | {name} <= missing.present | missing.missing:
             raise ProtocolError("the lists of who is present and who is missing do not cover everybody once")
-        if self.name not in missing.present or len(missing.present) < session.least:
+        if name not in missing.present or len(missing.present) < agreement.least:
             raise ProtocolError(
-                f"{len(missing.present)} of {len(session.parties)} parties are present: at least {session.least} "
-                f"should be, with '{self.name}'"
+                f"{len(missing.present)} of {len(agreement.parties)} parties are present: at least {agreement.least} "
+                f"should be, with '{name}'"
             )
-        with self._stage(Stage.UNMASKED):
-            self.book.check(session)
-            self.book.opened.add(session.sum)
-        return Unmasking(
-            {self.name: self.own[0]} | {name: self.held[name][0] for name in self.held.keys() & missing.present},
-            {name: self.held[name][1] for name in self.held.keys() & missing.missing},
-        )
+        with self.stages(2, "check"):
+            self.told = missing
+            return Confirmation(signed(self.member.identity, listed(self.session, missing, self.member.seen)))
 
-    @contextlib.contextmanager
-    def _stage(self, stage: Stage) -> Iterator[None]:
-        """Do the next stage; each comes once, and in order."""
-        if self.stage != stage - 1:
-            raise ProtocolError(f"stage {stage.name.lower()} is not due: this party has {self.stage.name.lower()}")
-        self.stage = Stage.FAILED
-        yield
-        self.stage = stage
+    def unmask(self, confirmed: Confirmed) -> Unmasking:
+        """Return a share of each neighbour: of its seed where it is present, of its key where it is missing."""
+        with self.stages(3, "unmask"):
+            member, missing = self.member, self.told
+            assert missing is not None
+            self.book.check(self.session)
+            text = listed(self.session, missing, member.seen)
+            good = [
+                name for name in confirmed.signatures.keys() & member.roster.keys()
+                if is_signed(member.roster[name].identity, confirmed.signatures[name], text)
+            ]  # fmt: skip
+            enough = member.agreement.enough(member.name)
+            if len(good) + 1 < enough:
+                raise ProtocolError(
+                    f"{len(good) + 1} parties have signed the same list of who is there, at least {enough} should have"
+                )
+            self.book.opened.add(self.session.sum)
+        seeds = {member.name: self.own}
+        for name in member.partners & missing.present & confirmed.sealed.keys():
+            share = member.read(SEED, self.session.context, name, confirmed.sealed[name])
+            if share is not None:
+                seeds[name] = share
+        return Unmasking(seeds, {name: member.held[name] for name in member.partners & missing.missing})
 
-    def _sealing(self, other: str, *, back: bool = False) -> bytes:
-        """Return the key for shares to another party, or back from it."""
-        ends = (other, self.name) if back else (self.name, other)
-        return self.sealing.agreed(self.roster[other].sealing, b"sealing", about(self.session, *ends))
+
+def statement(agreement: Agreement, name: str, sealing: bytes, masking: bytes) -> bytes:
+    """Return what a node signs for its keys."""
+    return digest(b"keys", agreement.context, name.encode(), sealing, masking)
 
 
-def statement(session: Session, name: str, sealing: bytes, masking: bytes) -> bytes:
-    """Return what a node signs."""
-    return digest(b"keys", session.context, name.encode(), sealing, masking)
+def listed(session: Session, missing: Missing, seen: bytes) -> bytes:
+    """Return what a node signs for a list of who is there, and for the keys that it was shown."""
+    names = (sorted(one) for one in (missing.present, missing.missing))
+    return digest(b"present", session.context, seen, *(digest(*(name.encode() for name in one)) for one in names))
 
 
-def is_genuine(session: Session, name: str, keys: Keys, accepts: Accepts) -> bool:
-    """Whether keys can be used, and are signed for this sum by the node of their party."""
-    text = statement(session, name, keys.sealing, keys.masking)
+def is_genuine(agreement: Agreement, name: str, keys: Keys, accepts: Accepts) -> bool:
+    """Whether keys can be used, and are signed for this agreement by the node of their party."""
+    text = statement(agreement, name, keys.sealing, keys.masking)
     fine = accepts(name, keys.identity) and is_signed(keys.identity, keys.signature, text)
     return fine and is_key(keys.sealing) and is_key(keys.masking)
 
 
-def about(session: Session, giver: str, holder: str) -> bytes:
-    """Return what sealed shares are about."""
-    return digest(b"shares", session.context, giver.encode(), holder.encode())
-
-
-def told(session: Session, kind: bytes, giver: str, holder: str, share: bytes) -> bytes:
+def told(kind: bytes, context: bytes, giver: str, holder: str, share: bytes) -> bytes:
     """Return the hash by which a share is recognised. It hides the share, which is as good as random."""
-    return digest(b"share", kind, session.context, giver.encode(), holder.encode(), share)
+    return digest(b"share", kind, context, giver.encode(), holder.encode(), share)
+
+
+def hash_of_seed(session: Session, name: str, seed: bytes) -> bytes:
+    """Return the hash by which a seed is recognised."""
+    return digest(b"the seed", session.context, name.encode(), seed)
 
 
 def pair(session: Session, one: str, other: str) -> tuple[bytes, ...]:

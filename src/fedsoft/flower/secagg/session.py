@@ -1,4 +1,4 @@
-"""What all parties of one sum must agree on. It is part of every key: who was told something else only adds noise."""
+"""What all parties of a sum must agree on. It is part of every key: who was told something else only adds noise."""
 
 from __future__ import annotations
 
@@ -30,26 +30,22 @@ class ProtocolError(FedsoftError):
 
 
 @dataclass(frozen=True)
-class Session:
-    """One sum.
+class Agreement:
+    """Keys that some parties agree on, for one sum.
+
+    For one alone: where a party goes missing its key is told, with which masks of every other sum under it would be
+    known.
 
     Arguments:
-        run, round, ask: identify what is summed; no party helps to open it twice.
-        what: a hash of everything else that the parties must agree on, such as the weights of the sum.
+        run, number: identify it.
         parties: the names of all that are asked, in any order.
-        sections: how numbers are coded, and how many there are, one section after the other.
         threshold: the share of them that must answer.
-        attempt: counts the tries of the same sum.
     """
 
     run: str
-    round: int
-    ask: int
-    what: str
+    number: str
     parties: tuple[str, ...]
-    sections: tuple[tuple[Coding, int], ...]
     threshold: float
-    attempt: int = 0
 
     def __post_init__(self) -> None:
         if len(set(self.parties)) != len(self.parties) or len(self.parties) < LEAST:
@@ -58,16 +54,8 @@ class Session:
     @cached_property
     def context(self) -> bytes:
         """A hash of all that is said here."""
-        coded = [[coding.bits, coding.reach, count] for coding, count in self.sections]
-        about = [
-            self.run, self.round, self.ask, self.what, sorted(self.parties), coded, self.threshold, self.attempt
-        ]  # fmt: skip
-        return digest(b"fedsoft secure aggregation 1", json.dumps(about).encode())
-
-    @property
-    def sum(self) -> str:
-        """What is summed, whoever takes part and however often it is tried."""
-        return f"{self.run} {self.round} {self.ask}"
+        about = [self.run, self.number, sorted(self.parties), self.threshold]
+        return digest(b"fedsoft secure aggregation 2", json.dumps(about).encode())
 
     @property
     def least(self) -> int:
@@ -79,12 +67,20 @@ class Session:
         """The parties in an order that nobody chooses."""
         return sorted(self.parties, key=lambda name: digest(b"ring", self.context, name.encode()))
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: at for at, name in enumerate(self._ring)}
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody has a mask with everybody."""
+        return degree(len(self.parties), self.threshold) >= len(self.parties) - 1
+
     def neighbours(self, name: str) -> list[str]:
         """Return those with whom a party has masks: the nearest on the ring, in either direction."""
-        ring, count = self._ring, degree(len(self.parties), self.threshold)
-        at = ring.index(name)
+        ring, count, at = self._ring, degree(len(self.parties), self.threshold), self._places[name]
         steps = [step for j in range(1, count // 2 + 1) for step in (j, -j)]
-        steps = range(1, len(ring)) if count >= len(ring) - 1 else steps
+        steps = range(1, len(ring)) if self.complete else steps
         return sorted(ring[(at + step) % len(ring)] for step in steps)
 
     def holders(self, name: str) -> list[str]:
@@ -95,10 +91,42 @@ class Session:
         """Return how many shares of a party's secrets open them."""
         return _part(self.threshold, len(self.holders(name)))
 
+
+@dataclass(frozen=True)
+class Session:
+    """One sum, under keys that were agreed on.
+
+    Arguments:
+        agreement: the keys.
+        round, ask: identify what is summed, within the run; no party helps to open it twice.
+        what: a hash of everything else that the parties must agree on, such as the weights of the sum.
+        sections: how numbers are coded, and how many there are, one section after the other.
+        attempt: counts the tries of the same sum.
+    """
+
+    agreement: Agreement
+    round: int
+    ask: int
+    what: str
+    sections: tuple[tuple[Coding, int], ...]
+    attempt: int = 0
+
+    @cached_property
+    def context(self) -> bytes:
+        """A hash of all that is said here."""
+        coded = [[coding.bits, coding.reach, count] for coding, count in self.sections]
+        about = [self.round, self.ask, self.what, coded, self.attempt]
+        return digest(b"sum", self.agreement.context, json.dumps(about).encode())
+
+    @property
+    def sum(self) -> str:
+        """What is summed, whoever takes part and however often it is tried."""
+        return f"{self.agreement.run} {self.round} {self.ask}"
+
     @property
     def bytes(self) -> int:
         """Of what a party sends masked."""
-        return sum(coding.bytes * count for coding, count in self.sections)
+        return sum(coding.size(count) for coding, count in self.sections)
 
     def mask(self, key: bytes) -> list[Tensor]:
         """Return the mask of a key, one vector for each section."""
@@ -110,8 +138,8 @@ class Session:
     def unpacked(self, data: bytes) -> list[Tensor]:
         found, begin = [], 0
         for coding, count in self.sections:
-            found.append(coding.unpacked(data[begin : begin + coding.bytes * count]))
-            begin += coding.bytes * count
+            found.append(coding.unpacked(data[begin : begin + coding.size(count)], count))
+            begin += coding.size(count)
         return found
 
     def zeros(self) -> list[Tensor]:

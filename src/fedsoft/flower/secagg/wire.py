@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsoft.errors import InputError
-from fedsoft.flower.secagg.messages import Delivery, Keys, Masked, Missing, Roster, Shares, Unmasking
+from fedsoft.flower.secagg.messages import (
+    Confirmation,
+    Confirmed,
+    Delivery,
+    Keys,
+    Masked,
+    Missing,
+    Roster,
+    Shares,
+    Unmasking,
+)
 
 Plain = dict[str, Any]
 
@@ -29,14 +39,18 @@ def plain(message: Any) -> Plain:
         case Roster():
             return {name: plain(keys) for name, keys in message.keys.items()}
         case Shares():
-            hashes = {"seed_hashes": _texts(message.seed_hashes), "key_hashes": _texts(message.key_hashes)}
-            return {"sealed": _texts(message.sealed), "seed_hash": _text(message.seed_hash), **hashes}
+            return {"sealed": _texts(message.sealed), "hashes": _texts(message.hashes)}
         case Delivery():
             return _texts(message.sealed)
         case Masked():
-            return {"broken": sorted(message.broken)}
+            seed = {"seed": plain(message.seed), "seed_hash": _text(message.seed_hash)}
+            return {"broken": sorted(message.broken), **seed}
         case Missing():
             return {"present": sorted(message.present), "missing": sorted(message.missing)}
+        case Confirmation():
+            return {"signature": _text(message.signature)}
+        case Confirmed():
+            return {"signatures": _texts(message.signatures), "sealed": _texts(message.sealed)}
         case Unmasking():
             return {"seeds": _texts(message.seeds), "keys": _texts(message.keys)}
     raise TypeError(f"{type(message).__name__} is no message of a sum")
@@ -52,10 +66,8 @@ def roster(found: object) -> Roster:
 
 
 def shares(found: object) -> Shares:
-    table = _table(found, {"sealed", "seed_hash", "seed_hashes", "key_hashes"})
-    return Shares(
-        _map(table["sealed"]), _map(table["seed_hashes"]), _map(table["key_hashes"]), _bytes(table["seed_hash"])
-    )
+    table = _table(found, {"sealed", "hashes"})
+    return Shares(_map(table["sealed"]), _map(table["hashes"]))
 
 
 def delivery(found: object) -> Delivery:
@@ -63,12 +75,22 @@ def delivery(found: object) -> Delivery:
 
 
 def masked(found: object, data: bytes) -> Masked:
-    return Masked(data, _names(_table(found, {"broken"})["broken"]))
+    table = _table(found, {"broken", "seed", "seed_hash"})
+    return Masked(data, shares(table["seed"]), _bytes(table["seed_hash"]), _names(table["broken"]))
 
 
 def missing(found: object) -> Missing:
     table = _table(found, {"present", "missing"})
     return Missing(_names(table["present"]), _names(table["missing"]))
+
+
+def confirmation(found: object) -> Confirmation:
+    return Confirmation(_bytes(_table(found, {"signature"})["signature"]))
+
+
+def confirmed(found: object) -> Confirmed:
+    table = _table(found, {"signatures", "sealed"})
+    return Confirmed(_map(table["signatures"]), _map(table["sealed"]))
 
 
 def unmasking(found: object) -> Unmasking:

@@ -42,6 +42,7 @@ from fedsoft.flower.server.score_replies import ScoreReplies
 from fedsoft.flower.server.sums import Asked, RemoteRows, SumExchange
 from fedsoft.flower.server.terms import QuorumError
 from fedsoft.flower.submission import Submission
+from fedsoft.flower.sum_request import least_clients, mark_of
 from fedsoft.machine.resources import memory_size
 from fedsoft.runs.folder import RunFolder
 from fedsoft.safety.conditions import Conditions
@@ -201,18 +202,26 @@ class FlowerEngine(Engine):
         places = {self.names[k]: int(k) for k in ids}
         found = sorted((places[client], client) for client in good)
         if self.sums is not None:
-            return self._apart(self._request("sum", **about), [k for k, _ in found], right, self.sums)
+            marks = frozenset(mark_of(value) for value in shared.values() if value.ndim > 1)
+            return self._apart(self._request("sum", **about), [k for k, _ in found], right, self.sums, marks)
         return self._answer([k for k, _ in found], [good[client] for _, client in found])
 
-    def _apart(self, request: Request, ids: list[int], right: Expectation, sums: SumExchange) -> Answer:
-        """Return an answer that is not here: its rows can only be summed."""
+    @override
+    def least(self, ids: Ids) -> int:
+        assert self.sums is not None
+        return least_clients([self.registry.keys[self.names[k]] for k in ids], self.sums.secure)
+
+    def _apart(
+        self, request: Request, ids: list[int], right: Expectation, sums: SumExchange, marks: frozenset[str]
+    ) -> Answer:
+        """Return an answer that is not here: its rows can only be summed. `marks`: of what was sent, see `mark_of`."""
         if not ids:
             return Answer(np.array([], dtype=np.int64), {})
         clients, keys = [self.names[k] for k in ids], self.registry.keys
         homes = [keys[client] for client in clients]
         nodes = {keys[client]: self.registry.homes[client] for client in clients}
         shapes = {name: shape for name, _, shape in right.forms}
-        asked = Asked(sums, request, clients, homes, nodes, right.kinds, shapes)
+        asked = Asked(sums, request, clients, homes, nodes, shapes, marks)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
     def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
@@ -295,7 +304,7 @@ class FlowerEngine(Engine):
     def personal_scores(self, state: State, data: ClientData) -> Tensor:
         """Clients score themselves, on training and held-out points at once."""
         privacy = self.conditions.privacy
-        if privacy is not None and (privacy.counts or privacy.update_noise):  # scores have no noise: nobody is asked
+        if privacy is not None and privacy.covers_scores(self.secure):  # scores have no noise: nobody is asked
             return torch.full((len(self.names),), torch.nan, dtype=torch.float64)
         return self._scored(state)["train" if data is self.federation.train else "held_out"]
 
@@ -309,7 +318,7 @@ class FlowerEngine(Engine):
     @override
     def personal_metrics(self, state: State, data: ClientData, metrics: Sequence[ClientMetric]) -> Tensor:
         privacy = self.conditions.privacy
-        if not metrics or (privacy is not None and (privacy.counts or privacy.update_noise)):
+        if not metrics or (privacy is not None and privacy.covers_scores(self.secure)):
             return torch.full((len(self.names), len(metrics)), torch.nan, dtype=torch.float64)
         if tuple(metrics) != self.metrics:
             raise InputError("metrics: nodes compute those that the run file names, and no others afterwards")

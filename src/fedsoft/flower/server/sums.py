@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
-from fedsoft.flower.secagg.aggregator import Aggregator
+from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
+from fedsoft.flower.secagg.messages import Delivery, Roster
 from fedsoft.flower.secagg.session import ProtocolError
 from fedsoft.flower.server.event_log import EventLog
 from fedsoft.flower.server.exchange import SMALL, Transport
 from fedsoft.flower.server.identity import fingerprint
 from fedsoft.flower.server.reply_validator import open_reply
 from fedsoft.flower.server.terms import QuorumError, Terms
-from fedsoft.flower.sum_request import DATA, STAGES, WEIGHTS, SumRequest, sections_of, session_of
+from fedsoft.flower.sum_request import (
+    DATA,
+    WEIGHTS,
+    ZEROS,
+    SumRequest,
+    coded_by,
+    mark_of,
+    sections_of,
+    sent_weights,
+    session_of,
+)
 from fedsoft.flower.wire import WireMessage
-from fedsoft.secure.coding import Coded, Coding
+from fedsoft.secure.coding import Coded
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.sums import Weighed
+from fedsoft.secure.weighing import Weighing
 
 LONG = 8  # times the length of the head that a reply of a client may have
 
 
-@dataclass(frozen=True)
+@dataclass
+class Ring:
+    """Keys that nodes have agreed on, as the server has them.
+
+    Arguments:
+        number: of them.
+        keyring: the keys.
+        mail: shares of them, to be delivered.
+    """
+
+    number: int
+    keyring: Keyring
+    mail: Mapping[str, Delivery]
+
+
+@dataclass
 class SumExchange:
     """The way of sums to the nodes and back.
 
     Arguments:
         transport, terms, log: see `Exchange`.
         secure: what is asked of sums.
+        rings: the keys for the next sum, by who agreed on them.
+        keys: the number of the last ones.
     """
 
     transport: Transport
     terms: Terms
     log: EventLog
     secure: Secure
+    rings: dict[frozenset[str], Ring] = field(default_factory=dict)
+    keys: int = 0
 
     def stage(
         self, request: Request, asked: SumRequest, weights: Tensor, down: Mapping[int, Mapping[str, Any]], body: int
@@ -49,7 +79,7 @@ class SumExchange:
         """Send what is passed on to each node; return what comes back."""
         messages = {}
         for node, message in down.items():
-            told = asked.model_copy(update={"message": dict(message)}).model_dump()
+            told = asked.model_copy(update=dict(message)).model_dump()
             request = request.model_copy(update={"sum": told})
             messages[node] = WireMessage(request.head(), {WEIGHTS: weights}).packed()
             self.log.message("down", node, request, messages[node])
@@ -77,7 +107,8 @@ class Asked:
         exchange: the way there.
         request: of the job.
         clients: who did it; homes: the key of the node of each; nodes: Flower's number of each key.
-        kinds, shapes: of the replies.
+        shapes: of the replies.
+        marks: of what was sent with the job, see `mark_of`.
     """
 
     exchange: SumExchange
@@ -85,20 +116,21 @@ class Asked:
     clients: list[str]
     homes: list[str]
     nodes: Mapping[str, int]
-    kinds: Mapping[str, Kind]
     shapes: Mapping[str, tuple[int, ...]]
+    marks: frozenset[str] = frozenset()
     sums: int = field(default=0, init=False)
 
-    def opened(self, entry: str, by: str, count: int, weights: Tensor) -> tuple[list[Tensor], Tensor]:
+    def opened(self, entry: str, by: str, what: Weighing) -> tuple[list[Tensor], Tensor]:
         """Return the parts of a sum, see `sections_of`, and who of the clients is in it, `[m]`."""
         number, self.sums = self.sums, self.sums + 1
         for attempt in range(1 + self.exchange.terms.patience):
             asked = SumRequest(
-                stage="keys", number=number, attempt=attempt, entry=entry, by=by, count=count, clients=self.clients,
-                homes=self.homes,
+                stage="keys", number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
+                clients=self.clients, homes=self.homes, coded=coded_by(what.coding), around=mark_of(what.around),
+                keys=0,
             )  # fmt: skip
             try:
-                return self._try(asked, weights)
+                return self._try(asked, sent_weights(what, by), what.noise is not None)
             except ProtocolError as error:
                 self.exchange.log.event("failed sum", reason=str(error), request=self.request)
         raise QuorumError(
@@ -106,40 +138,107 @@ class Asked:
             "it when its nodes are back"
         )
 
-    def _try(self, asked: SumRequest, weights: Tensor) -> tuple[list[Tensor], Tensor]:
-        size = torch.Size(self.shapes[asked.entry]).numel()
-        sections = sections_of(self.kinds[asked.entry], size, asked)
-        session = session_of(self.request, asked, weights, sections, self.exchange.secure)
-        server = Aggregator(session, lambda party, public: fingerprint(public) == party)
-        steps: Sequence[tuple[Callable[[WireMessage], Any], Callable[[dict[str, Any]], Any]]] = [
-            (lambda reply: wire.keys(reply.head.get("sum")), server.rosters),
-            (lambda reply: wire.shares(reply.head.get("sum")), server.deliveries),
-            (lambda reply: wire.masked(reply.head.get("sum"), _data(reply)), server.missing),
-            (lambda reply: wire.unmasking(reply.head.get("sum")), server.opened),
-        ]
-        down: dict[str, Any] = {party: {} for party in session.parties}
-        result: Any = None
-        for stage, (read, step) in zip(STAGES, steps, strict=True):
-            sent = {self.nodes[party]: message for party, message in down.items()}
-            body = session.bytes if stage == "numbers" else 0
-            now = asked.model_copy(update={"stage": stage})
-            up = self.exchange.stage(self.request, now, weights, sent, body)
-            read_ones = {party: self._read(up[self.nodes[party]], read) for party in down if self.nodes[party] in up}
-            result = step({party: one for party, one in read_ones.items() if one is not None})
-            if stage == "numbers":
-                down = dict.fromkeys(result.present, wire.plain(result))
-            elif stage != "unmask":
-                down = {party: wire.plain(message) for party, message in result.items()}
-        for party in sorted(server.liars):
-            self.exchange.log.event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
-        present = torch.tensor([home in server.masked for home in self.homes])
-        return result, present
-
-    def _read(self, reply: WireMessage, read: Callable[[WireMessage], Any]) -> Any:
+    def _try(self, asked: SumRequest, weights: Tensor, hidden: bool) -> tuple[list[Tensor], Tensor]:
+        exchange, who = self.exchange, frozenset(self.homes)
+        ring = exchange.rings.pop(who, None) or self._agree(asked, weights)
+        asked = asked.model_copy(update={"keys": ring.number})
+        sections = sections_of(torch.Size(self.shapes[asked.entry]).numel(), asked, hidden)
+        session = session_of(self.request, asked, weights, sections, exchange.secure)
+        server, after = Aggregator(session, ring.keyring), self._keyring(asked, 1)
         try:
-            return read(reply)
-        except InputError:
-            return None
+            down = {party: wire.plain(one) for party, one in ring.mail.items()}
+            up = self._stage(asked, "numbers", weights, down, _masked, session.bytes)
+            missing = server.missing(up)
+            told = self._stage(asked, "check", weights, dict.fromkeys(missing.present, wire.plain(missing)), _signed)
+            down = {party: wire.plain(one) for party, one in server.confirmed(_first(told)).items()}
+            rosters = after.rosters(_second(told)) if len(_second(told)) == len(who) else {}
+            told = self._stage(asked, "unmask", weights, down, _unmasked, rosters=rosters)
+            result = server.opened(_first(told))
+            if len(_second(told)) == len(who):  # else they agree anew
+                exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(_second(told)))
+        finally:
+            exchange.keys = max(exchange.keys, ring.number + 1)  # no number comes twice
+            self._blame(server.liars | after.liars)
+        return result, torch.tensor([home in server.masked for home in self.homes])
+
+    def _keyring(self, asked: SumRequest, more: int = 0) -> Keyring:
+        agreement = asked.agreement(self.request, self.exchange.secure, more)
+        return Keyring(agreement, lambda party, public: fingerprint(public) == party)
+
+    def _agree(self, asked: SumRequest, weights: Tensor) -> Ring:
+        """Have nodes agree on keys in messages of their own."""
+        self.exchange.keys += 1
+        asked = asked.model_copy(update={"keys": self.exchange.keys})
+        keyring = self._keyring(asked)
+        try:
+            up = self._stage(asked, "keys", weights, {party: {} for party in keyring.agreement.parties}, _keys)
+            down = {party: wire.plain(one) for party, one in keyring.rosters(up).items()}
+            mail = keyring.deliveries(self._stage(asked, "shares", weights, down, _shares))
+        finally:
+            self._blame(keyring.liars)
+        return Ring(asked.keys, keyring, mail)
+
+    def _stage(
+        self, asked: SumRequest, stage: str, weights: Tensor, down: Mapping[str, Any],
+        read: Callable[[WireMessage], Any], body: int = 0, rosters: Mapping[str, Roster] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Send what is passed on; return what could be read of what comes back, by party."""
+        sent: dict[int, dict[str, Any]] = {self.nodes[one]: {"message": dict(text)} for one, text in down.items()}
+        for party, roster in (rosters or {}).items():
+            if party in down:
+                sent[self.nodes[party]]["roster"] = wire.plain(roster)
+        up = self.exchange.stage(self.request, asked.model_copy(update={"stage": stage}), weights, sent, body)
+        found = {}
+        for party in down:
+            if (reply := up.get(self.nodes[party])) is not None:
+                try:
+                    found[party] = read(reply)
+                except InputError as error:
+                    self.exchange.log.event(
+                        "left a sum", node=self.nodes[party], reason=str(error), request=self.request
+                    )
+        return found
+
+    def _blame(self, liars: set[str]) -> None:
+        for party in sorted(liars):
+            self.exchange.log.event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
+        liars.clear()
+
+
+def _keys(reply: WireMessage) -> Any:
+    return wire.keys(reply.head.get("sum"))
+
+
+def _shares(reply: WireMessage) -> Any:
+    return wire.shares(reply.head.get("sum"))
+
+
+def _masked(reply: WireMessage) -> Any:
+    return wire.masked(reply.head.get("sum"), _data(reply))
+
+
+def _signed(reply: WireMessage) -> Any:
+    return wire.confirmation(reply.head.get("sum")), _next(reply, wire.keys)
+
+
+def _unmasked(reply: WireMessage) -> Any:
+    return wire.unmasking(reply.head.get("sum")), _next(reply, wire.shares)
+
+
+def _next(reply: WireMessage, read: Callable[[object], Any]) -> Any:
+    """Return what a node sends beside, for the next keys; None where that cannot be read."""
+    try:
+        return read(reply.head.get("next"))
+    except InputError:
+        return None
+
+
+def _first(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    return {party: one for party, (one, _) in told.items()}
+
+
+def _second(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    return {party: other for party, (_, other) in told.items() if other is not None}
 
 
 def _data(reply: WireMessage) -> bytes:
@@ -162,20 +261,31 @@ class RemoteRows:
     def weighted(self, weights: Tensor) -> Tensor:
         raise InputError(f"'{self.name}' leaves its nodes as coded sums only")
 
-    def coded(self, weights: Tensor, coding: Coding) -> tuple[Coded, tuple[int, ...]]:
-        """Have the protocol played once, with weights that the server knows."""
-        used = weights.double().cpu()
-        parts, present = self.asked.opened(self.name, "", len(used), used)
-        total = parts[0].view(len(used), -1)
-        return Coded(total, int(parts[1]), self._share(used, present)), self.asked.shapes[self.name]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.asked.shapes[self.name]
 
-    def weighed(self, by: str, count: int, shares: Tensor, coding: Coding) -> Weighed:
+    def knows(self, around: Tensor) -> bool:
+        """Whether nodes have what rows are to be seen from."""
+        return mark_of(around) in (*self.asked.marks, ZEROS)
+
+    def coded(self, what: Weighing) -> Coded:
+        """Have the protocol played once, with weights that the server knows."""
+        parts, present = self.asked.opened(self.name, "", what)
+        return self._found(parts, what, present)
+
+    def weighed(self, by: str, what: Weighing) -> Weighed:
         """Have the protocol played once, with weights of the clients' own."""
-        known = shares.double().cpu()[None]
-        parts, present = self.asked.opened(self.name, by, count, known)
-        share = self._share(known, present)
-        rows = Coded(parts[0].view(count, -1), int(parts[1]), share)
-        return Weighed(rows, Coded(parts[2].view(count, 1), 0, share), self.asked.shapes[self.name])
+        parts, present = self.asked.opened(self.name, by, what)
+        found = self._found(parts, what, present)
+        told = None if what.noise is not None else Coded(parts[2].view(-1, 1), found.counts, found.share)
+        return Weighed(found, told)
+
+    def _found(self, parts: list[Tensor], what: Weighing, present: Tensor) -> Coded:
+        weights = what.weights.double().cpu()
+        share = 1.0 if what.noise is not None else self._share(weights, present)
+        counts = parts[1] if len(parts) > 1 else torch.zeros(1, dtype=torch.int64)
+        return Coded(parts[0].view(len(weights), -1), counts, share)
 
     def _share(self, weights: Tensor, present: Tensor) -> Tensor:
         """Return which share of each sum's weights is there, `[S]`; raise where nothing is left of one."""
