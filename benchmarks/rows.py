@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+import fedsoft as fs
 from benchmarks import machine, works
+from benchmarks.growth import rounds_of_drawn
 from benchmarks.loops import Work
 from fedsoft.machine.resources import cores
 
@@ -200,6 +202,19 @@ def engine_of_estimates(small: bool) -> Side:
     return lambda: piece(estimate, lambda: points[0], time.process_time)
 
 
+# --- rounds that draw few of many clients -----------------------------------------------------------------------------
+
+
+def rounds_of(clients: int) -> Make:
+    """Rounds without estimation that draw 60 of so many clients."""
+
+    def side(small: bool) -> Side:
+        play, count = rounds_of_drawn(fs.datasets.synthetic(clients=70 if small else clients)), 1 if small else 10
+        return lambda: (sum(play() for _ in range(count)), count)
+
+    return side
+
+
 # --- both sides compute the same --------------------------------------------------------------------------------------
 
 
@@ -249,12 +264,28 @@ SEQUENCES = (
     ("lstm", "LSTM, 20 steps, 24 clients", works.lstm, 1.5),
     ("gru", "GRU, 20 steps, 24 clients", works.gru, 1.5),
 )
+SMALL = (
+    ("softmax", "softmax regression, digits, 100 clients", works.softmax),
+    ("logistic", "logistic regression, 10 inputs, 84 clients", works.logistic),
+    ("logit", "conditional logit, 3 alternatives, 84 clients", works.logit),
+)
 
 ROWS: dict[str, Row] = {
     "synthetic": Row(
         "synthetic round, 84 clients", PLAIN,
-        loop_of_rounds(works.synthetic, 14), engine_of_rounds(works.synthetic), 200, aim=400,
+        loop_of_rounds(works.synthetic, 14), engine_of_rounds(works.synthetic), 400, aim=700,
         check=same_round(works.synthetic),
+    ),
+    **{
+        name: Row(
+            work, "stacks of clients", engine_of_epochs(make, "stacked"), engine_of_epochs(make), 4, aim=5,
+            check=same_round(make),
+        )
+        for name, work, make in SMALL
+    },
+    "drawn": Row(
+        "round of 60 clients drawn of 100,000", "drawn of 100",
+        rounds_of(100), rounds_of(100_000), 3, at_most=True, unit="round",
     ),
     "digits": Row(
         "digits MLP round, 100 clients", PLAIN,

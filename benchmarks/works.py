@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fedsoft as fs
 from benchmarks.loops import Work, squared_error
+from fedsoft.models.conditional_logit import Utilities
 
 Norm = Callable[[int], nn.Module]
 
@@ -21,6 +22,41 @@ def synthetic(small: bool) -> Work:
     federation = fs.datasets.synthetic(clients=6 if small else 84)
     return Work(
         federation, lambda: nn.Linear(10, 1, bias=False), fs.models.linear(), squared_error, lr=5e-3,
+        epochs=2 if small else 10,
+    )  # fmt: skip
+
+
+def softmax(small: bool) -> Work:
+    """A softmax regression on the digits of scikit-learn."""
+    federation = digits(small).federation
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+
+    return Work(federation, net, fs.models.linear(), epochs=2 if small else 10)
+
+
+def logistic(small: bool) -> Work:
+    """Two classes, ten numbers of each point."""
+    draw = torch.Generator().manual_seed(0)
+    clients = []
+    for n in _sizes(small) * (1 if small else 21):
+        x = torch.randn(n, 10, generator=draw)
+        clients.append((x, (x[:, :3].sum(1) + torch.randn(n, generator=draw) > 0).long()))
+    federation = fs.Federation.from_clients(clients, held_out=0, classes=2)
+    return Work(federation, lambda: nn.Linear(10, 2, bias=False), fs.models.linear(), epochs=2 if small else 10)
+
+
+def logit(small: bool) -> Work:
+    """Choices among three alternatives with six attributes."""
+    draw = torch.Generator().manual_seed(0)
+    clients = []
+    for n in _sizes(small) * (1 if small else 21):
+        x = torch.randn(n, 3, 6, generator=draw)
+        clients.append((x, (x[..., :3].sum(2) + torch.randn(n, 3, generator=draw)).argmax(1)))
+    federation = fs.Federation.from_clients(clients, held_out=0, classes=3)
+    return Work(
+        federation, lambda: Utilities(torch.zeros(6), available=False), fs.models.conditional_logit(),
         epochs=2 if small else 10,
     )  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_the_examples_of_training_run(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "training.md", "python"):
         exec(compile(block, "training.md", "exec"), names)
-    assert names["accuracy"] > 0.7
+    assert names["accuracy"] > 0.6
     for block in blocks(ROOT / "docs" / "training.md", "toml"):
         (tmp_path / "own.toml").write_text(block)
         chosen = spec.read(str(tmp_path / "own.toml"))

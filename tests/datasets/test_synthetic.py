@@ -8,6 +8,8 @@ import torch
 
 import fedsoft as fs
 from fedsoft.core.federation import Federation, Truth
+from fedsoft.core.mapped import MappedRows
+from fedsoft.data import memory_check
 from fedsoft.errors import InputError
 from fedsoft.evaluation.scores import oracle_models
 
@@ -130,3 +132,17 @@ def test_held_out_points_are_a_share_of_n_k_on_top_of_it() -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         made(**settings)
+
+
+def test_points_that_would_fill_the_memory_stay_on_disk_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = fs.datasets.synthetic(clients=40)
+    monkeypatch.setattr(memory_check, "lacking", lambda size: "too much" if size > 2e6 else None)
+    there = fs.datasets.synthetic(clients=40)
+    assert isinstance(there.train.x, MappedRows)
+    assert not isinstance(here.train.x, MappedRows)
+    assert torch.equal(there.train.x[torch.arange(len(here.train.x))], here.train.x)
+    assert torch.equal(there.train.y, here.train.y)
+    one, other = (fs.fit(fs.FedSoft(K=5, tau=2), each, fs.models.linear(), rounds=3) for each in (here, there))
+    assert torch.equal(one.state.centers, other.state.centers)
+    with pytest.raises(InputError, match="too much"):
+        fs.datasets.synthetic(clients=10_000)

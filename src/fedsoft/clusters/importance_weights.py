@@ -29,7 +29,7 @@ def importance_weights(
 
 def aggregation_weights(u: Tensor, n: Tensor) -> Tensor:
     """Return v_sk = u_ks n_k / sum_k' u_k's n_k', eq. (5), `[S, N]`; uniform for a center that nobody uses."""
-    share = (u.double() * n.double()[:, None]).T
+    share = u.double().T.contiguous() * n.double()
     total = share.sum(1, keepdim=True)
     return torch.where(total > 0, share / total, 1 / len(n))
 

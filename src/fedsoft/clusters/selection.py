@@ -32,7 +32,8 @@ def select(v: Tensor, K: int, draws: Draws, *, replacement: bool) -> Tensor:
         return np.ascontiguousarray(np.moveaxis(draws.exponential(count, centers), 0, 2))
 
     with np.errstate(divide="ignore", over="ignore"):
-        times = np.cumsum(rings(int(2 * K * rates.max()) + 20 if replacement else 1), axis=0) / rates
+        times = rings(int(2 * K * rates.max()) + 20 if replacement else 1)
+        times = (np.cumsum(times, axis=0) if replacement else times) / rates
         # With replacement no client's next ring may come before the K-th of all.
         while replacement and any(
             np.partition(times[:, s], K - 1, None)[K - 1] > times[-1, s].min() for s in range(centers)

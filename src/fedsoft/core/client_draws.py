@@ -94,7 +94,10 @@ class Draws(Sequence[np.random.Generator]):
 
     def exponential(self, *shape: int) -> np.ndarray:
         """Return standard exponential numbers, `[m, *shape]`."""
-        return -np.log1p(-self.random(*shape))
+        found = self.random(*shape)
+        for function in (np.negative, np.log1p, np.negative):  # -log(1 - u), in one place
+            function(found, out=found)
+        return found
 
     def normal_each(self, counts: Counts, *shape: int) -> np.ndarray:
         """Return `counts[k]` standard normal numbers or arrays for each client, of single precision."""

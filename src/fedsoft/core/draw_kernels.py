@@ -171,6 +171,18 @@ def outside(x: float, layer: Int, where: tuple[Key, Key, int, int], tables: Tabl
             return x
 
 
+@compiled
+def regressions(drawn: A, theta: A, source: A, noise: float, x: A, y: A) -> None:
+    """Points of linear regressions, y = <x, theta_s> + noise e, from normal numbers `drawn[points, e and x]`."""
+    for n in range(len(drawn)):
+        theta_s, total = theta[source[n]], 0.0
+        for i in range(x.shape[1]):
+            value = drawn[n, i + 1]
+            x[n, i] = value
+            total += np.float64(value) * theta_s[i]
+        y[n] = total + noise * drawn[n, 0]
+
+
 def ziggurat() -> Tables:
     """Return for every layer its width (in units of 2^-23), the part of it that is below the curve as a whole, and the
     height of the curve where it ends."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -251,6 +253,27 @@ _KNOWN: dict[Any, Callable[..., Any]] = {
     aten.detach.default: lambda x: x.pick(np.arange(len(x))),
 }
 _METADATA = (aten.new_zeros.default, aten.new_empty.default, aten.new_ones.default, aten.new_full.default)
+
+
+class Scratch:
+    """Rows that are written to a file without a name, and are then read from there."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.row = self.dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        self.file = tempfile.TemporaryFile(prefix=".points-", buffering=0)  # noqa: SIM115
+
+    def write(self, begin: int, rows: np.ndarray) -> None:
+        """Set rows from `begin` on; several threads may do so."""
+        left, at = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B"), begin * self.row
+        while len(left):
+            done = os.pwrite(self.file.fileno(), left, at)
+            left, at = left[done:], at + done
+
+    def tensor(self) -> MappedRows:
+        """Return all rows, on disk. To be called once: the file lives as long as what is mapped of it."""
+        with self.file:
+            return MappedRows.of(np.memmap(self.file, self.dtype, "r", shape=self.shape))
 
 
 def pick(x: Tensor, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pydantic import Field
 from fedsoft.core.client_data import ClientData, DataShape
 from fedsoft.core.client_draws import Draws, Names
 from fedsoft.core.federation import Federation, Truth
+from fedsoft.core.mapped import Scratch
 from fedsoft.core.partition import Partition, apportion
 from fedsoft.data.dataset_settings import dataset
 from fedsoft.data.memory_check import check_counts
@@ -61,9 +62,9 @@ class Synthetic:
     def federation(self) -> Federation:
         """Draw the sources, the clients and their points."""
         N, S, seed = self.clients, self.S, self.seed
-        check_counts(
+        on_disk = check_counts(
             "synthetic", clients=N, points=self.points, held_out=self.held_out, sources=S, tests=self.test_points,
-            point=4 * (self.dimension + 1),
+            point=4 * (self.dimension + 1), may_be_on_disk=True,
         )  # fmt: skip
         low, high = self.points
         theta = generator(seed, "theta").standard_normal((S, self.dimension)) * np.sqrt(self.theta_variance)
@@ -72,12 +73,12 @@ class Synthetic:
         before, at = None, 0
         if self.change is not None:
             at, share = self.change
-            before, _ = self._pool("points", apportion(mixture, sizes), theta)
+            before, _ = self._pool("points", apportion(mixture, sizes), theta, on_disk)
             turned = generator(seed, "changed").permutation(N)[: round(share * N)]
             mixture[turned] = mixture[turned, ::-1]
-        train, train_sources = self._pool("points", apportion(mixture, sizes), theta)
+        train, train_sources = self._pool("points", apportion(mixture, sizes), theta, on_disk)
         extra = np.floor(sizes * self.held_out).astype(np.int64)
-        held, held_sources = self._pool("held-out", apportion(mixture, extra), theta)
+        held, held_sources = self._pool("held-out", apportion(mixture, extra), theta, on_disk)
         tests, _ = self._pool("test", np.eye(S, dtype=np.int64) * self.test_points, theta)
         truth = Truth(
             mixture=torch.from_numpy(mixture),
@@ -90,25 +91,34 @@ class Synthetic:
         shape, names = DataShape("regression", (self.dimension,), 1), tuple(map(str, range(N)))
         return Federation(train, held, names, shape, truth, before=before, change_at=at)
 
-    def _pool(self, label: str, counts: np.ndarray, theta: np.ndarray) -> tuple[ClientData, torch.Tensor]:
+    def _pool(
+        self, label: str, counts: np.ndarray, theta: np.ndarray, on_disk: bool = False
+    ) -> tuple[ClientData, torch.Tensor]:
         """Draw `counts[client, source]` points, for each client on its own."""
+        from fedsoft.core import draw_kernels
+
         sizes, sources = counts.sum(1), np.tile(np.arange(self.S), len(counts))
         source = np.repeat(sources, counts.ravel())
         names = Names.of([str(k) for k in range(len(counts))])
-        x = np.empty((len(source), self.dimension), dtype=np.float32)
+        shape = (len(source), self.dimension)
+        x = np.empty((0, 0) if on_disk else shape, dtype=np.float32)
+        scratch = Scratch(shape, np.float32) if on_disk else None
         y = np.empty(len(source), dtype=np.float32)
         ends = np.cumsum(sizes)
 
         def draw(part: np.ndarray) -> None:
-            rows = slice(ends[part[0]] - sizes[part[0]], ends[part[-1]])
+            rows = slice(int(ends[part[0]] - sizes[part[0]]), int(ends[part[-1]]))
             drawn = Draws(self.seed, label, names=names.take(part)).normal_each(sizes[part], self.dimension + 1)
-            x[rows] = drawn[:, 1:]
-            y[rows] = np.einsum("nd,nd->n", drawn[:, 1:], theta[source[rows]]) + self.noise * drawn[:, 0]
+            own = np.empty((len(drawn), self.dimension), np.float32) if scratch else x[rows]
+            draw_kernels.regressions(drawn, theta, source[rows], self.noise, own, y[rows])
+            if scratch:
+                scratch.write(rows.start, own)
 
         clients = np.arange(len(counts))
         in_order(draw, np.split(clients, np.arange(PART, len(counts), PART)), cores())
         given = torch.from_numpy(sizes)
-        data = ClientData(torch.from_numpy(x), torch.from_numpy(y), torch.cumsum(given, 0) - given, given)
+        inputs = torch.from_numpy(x) if scratch is None else scratch.tensor()
+        data = ClientData(inputs, torch.from_numpy(y), torch.cumsum(given, 0) - given, given)
         return data, torch.from_numpy(source)
 
 
