@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -19,7 +20,7 @@ from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.theory import Check, run_checks
 from fedsoft.theory import quantities as q
-from fedsoft.theory.check import STATEMENTS
+from fedsoft.theory.check import STATEMENTS, tally
 from fedsoft.theory.descent import gamma_of_mixture, least_K, lemma_2_sides, separation
 from fedsoft.theory.library import FixedWeights
 from fedsoft.theory.objective import disturbed_weights, library_gradient
@@ -34,12 +35,14 @@ VERDICTS = {
     "lemma-1": "no", "theorem-1": "yes",
     "theorem-2": "yes", "theorem-2-floor": "no", "theorem-2-literal": "no",
     "theorem-3": "no", "theorem-3-corrected": "yes",
-    "theorem-4": "yes", "theorem-4-mixtures": "assumptions not met", "theorem-4-weights": "assumptions not met",
+    "theorem-4": "yes", "theorem-4-counterexample": "no", "theorem-4-mixtures": "assumptions not met",
+    "theorem-4-weights": "assumptions not met",
     "theorem-4-floor": "no", "lemma-2": "yes", "theorem-4-jensen": "no",
     "assumption-4": "no", "remaining-error": "no", "corollary-1": "no",
     "theorem-5": "yes", "theorem-5-sizes": "no", "theorem-5-selection": "no",
     "selected": "yes", "selected-general": "no", "selected-mean": "no", "tau": "yes",
 }  # fmt: skip
+SAMPLE = Check("", "", "as written", "", "", "yes", "", "", "", {}, {}, 1, 0)
 SLOW = ("tau", "theorem-5", "selected", "selected-general")
 
 
@@ -207,6 +210,37 @@ def test_theorem_4_where_it_can_be_applied_and_where_not() -> None:
     assert check.holds == "assumptions not met"
     assert check.values["tight_gamma"] == pytest.approx(math.sqrt(2), rel=1e-3)
     assert check.values["smallest_gamma"] > 1
+
+
+def test_both_terms_of_theorem_4_matter() -> None:
+    parts = one("theorem-4", draws=60).values["second_over_first"]
+    assert min(parts) < 0.01
+    assert max(parts) > 1
+
+
+def test_theorem_4_as_written_is_false_for_mixtures() -> None:
+    check = one("theorem-4-counterexample")
+    assert check.holds == "no"
+    found = [check.values[key] for key in ("growth", "bound", "gamma")]
+    assert found == pytest.approx([0.1074, -0.0038, 0.1647], abs=1e-4)
+    w = np.array([0.5, 1000 * 0.045 / 1100])  # every model: half way between the centers, pulled towards the optima
+    assert check.values["growth"] == pytest.approx((w[0] ** 2 + 100 * w[1] ** 2) / 2 - 50 * 0.045**2)
+    assert check.values["rho"] > 0
+
+
+def test_theorem_1_is_tight_where_a_client_has_no_point_of_the_source() -> None:
+    assert one("theorem-1", draws=60).values["tight"] == pytest.approx(1e-4, abs=0.01)
+
+
+def test_every_statement_counts_once() -> None:
+    made = {name: STATEMENTS[name] for name in VERDICTS}
+    checks = [dataclasses.replace(SAMPLE, name=name, about=one.about, kind=one.kind, holds=VERDICTS[name])
+              for name, one in made.items()]  # fmt: skip
+    written = tally(checks, "as written")
+    assert sum(written.values()) == len({one.about for one in made.values() if one.kind == "as written"})
+    assert {one.about for one in made.values() if one.name.startswith("theorem-4")} == {"theorem-4", "theorem-4-jensen"}
+    assert tally(checks, "corrected") == {"yes": 2, "assumptions not met": 1, "no": 0}
+    assert tally(checks, "step of a proof") == {"yes": 0, "assumptions not met": 0, "no": 2}
 
 
 def test_theorem_4_needs_more_clients_than_there_are() -> None:

@@ -122,10 +122,13 @@ def report(
     open_: OpenOption = False, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write one page with every item: published, ours, the difference, and a verdict by a stated rule."""
+    from fedsoft.paper.library import Library
     from fedsoft.paper.report import write
     from fedsoft.paper.run import chosen
 
-    found = write(chosen(items or []), _scale(scale), _count(seeds), runs_dir, file, findings)
+    found = write(
+        chosen(items or [], Library(runs_dir, looks=True)), _scale(scale), _count(seeds), runs_dir, file, findings
+    )
     if json_:
         print_json({"path": str(file), "verdicts": found})
         return

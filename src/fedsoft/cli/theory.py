@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.padding import Padding
@@ -11,8 +11,15 @@ from rich.text import Text
 
 from fedsoft.cli.common import JsonOption, app, err, out, print_json
 
+if TYPE_CHECKING:
+    from fedsoft.theory.check import Holds
+
 # Label and colour. "not met": the assumptions cannot be met, or were not in any case that was found.
-VERDICTS = {"yes": ("yes", "green"), "no": ("no", "red"), "assumptions not met": ("not met", "yellow")}
+VERDICTS: dict[Holds, tuple[str, str]] = {
+    "yes": ("yes", "green"),
+    "no": ("no", "red"),
+    "assumptions not met": ("not met", "yellow"),
+}
 
 
 def _names(incomplete: str) -> list[str]:
@@ -35,6 +42,7 @@ def theory(
     """Check the paper's lemmas and theorems on problems whose constants are known. One that fails is a finding."""
     from fedsoft.reports.bar import Bar
     from fedsoft.theory import run_checks
+    from fedsoft.theory.check import KINDS, tally
 
     with Bar(err, "checks") as bar:
         checks = run_checks(
@@ -62,7 +70,12 @@ def theory(
         out.print(Padding(Text(f"{check.finding}.", "dim"), (0, 0, 0, 2), expand=False))
     counts = ", ".join(f"{label} {sum(c.holds == kind for c in checks)}" for kind, (label, _) in VERDICTS.items())
     out.print(Text(f"\n{len(checks)} checks: {counts}"))
+    for kind in KINDS:
+        found = tally(checks, kind)
+        if any(found.values()):
+            told = ", ".join(f"{label} {found[holds]}" for holds, (label, _) in VERDICTS.items())
+            out.print(Text(f"{kind}, each statement once: {told}"))
 
 
-def _verdict(holds: str) -> Text:
+def _verdict(holds: Holds) -> Text:
     return Text(*VERDICTS[holds])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedsoft.paper.item_kinds import Item, Scale
 from fedsoft.paper.library import Library
-from fedsoft.paper.verdicts import DEVIATIONS, Judged, Pair, Ruling
+from fedsoft.paper.verdicts import DRAWS, Judged, Pair, Ruling, Support
 from fedsoft.reports.cells import Over
 from fedsoft.reports.numbers import factor
 from fedsoft.reports.page import Block, Cell, Column, RunRef, Section, Table, Text, Verdict
 from fedsoft.reports.run_loader import Finished
 
 SHORT = (
-    f"stated in the summary: every published value within {DEVIATIONS:g} standard deviations, and every claimed "
-    "ordering in the means."
+    "stated in the summary: published values within our range, claimed orderings over seeds, and how often results in "
+    "which nothing is true would pass."
 )
 MARKS = {True: "yes", False: "no", None: "-"}
+SUPPORT: dict[Support, str] = {"yes": "yes", "no": "the other way round", "unsure": "not significant"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ def difference(pair: Pair | None, metric: str, tolerance: float) -> Cell:
         return Cell("-")
     gap = pair.ours.mean - pair.published
     text = f"{gap:+,.{digits(gap, metric)}f}"
-    return Cell(text if pair.within(tolerance) else f"{text} (outside)", gap, runs=pair.ours.runs)
+    return Cell(
+        text if math.isinf(tolerance) or pair.within(tolerance) else f"{text} (outside)", gap, runs=pair.ours.runs
+    )
 
 
 def refs(runs: Sequence[Finished]) -> tuple[RunRef, ...]:
@@ -109,14 +113,26 @@ def refs(runs: Sequence[Finished]) -> tuple[RunRef, ...]:
 
 def claims_table(name: str, claims: Sequence[Judged]) -> Table:
     """What the paper claims, and where it holds."""
-    rows = tuple((Cell(c.text), Cell(MARKS[c.published]), Cell(MARKS[c.ours])) for c in claims)
-    heads = (Column("claim", numeric=False, wrap=True), Column("published values", False), Column("our means", False))
+    rows = tuple((Cell(c.text), Cell(MARKS[c.published]), Cell(SUPPORT[c.ours])) for c in claims)
+    heads = (
+        Column("claim", numeric=False, wrap=True),
+        Column("published values", False),
+        Column("over our seeds", False),
+    )
     return Table(f"{name}-claims", "What the paper claims, and whether it holds", heads, rows)
+
+
+def chance_table(name: str, ruling: Ruling) -> Table:
+    """How often results in which nothing is true would pass the rule."""
+    rows = tuple((Cell(null), Cell(f"{rate:.1%}", rate)) for null, rate in ruling.chance.items())
+    heads = (Column("null", numeric=False), Column("passes the rule"))
+    caption = f"False positives: of {DRAWS} draws of each null"
+    return Table(f"{name}-chance", caption, heads, rows)
 
 
 def verdict(ruling: Ruling, runs: tuple[RunRef, ...]) -> Verdict:
     """The sentence that was computed, with its rule."""
-    return Verdict(ruling.sentence, SHORT, ruling.word != "not reproduced", runs)
+    return Verdict(ruling.sentence, SHORT, ruling.word != "contradicted", runs)
 
 
 def section(item: Item, blocks: Sequence[Block]) -> Section:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedsoft.paper.cells import (
     Case,
     ItemReport,
+    chance_table,
     claims_table,
     difference,
     in_print,
@@ -26,13 +27,15 @@ from fedsoft.paper.cells import (
 from fedsoft.paper.item_kinds import CentersItem
 from fedsoft.paper.item_kinds import Column as BlockColumn
 from fedsoft.paper.library import aligned
-from fedsoft.paper.verdicts import POINTS, Claim, Key, Pair, Values, better, in_order, rule
+from fedsoft.paper.measures import LOCAL, compared, distance, doubtful, measures, mended
+from fedsoft.paper.nulls import of_centers
+from fedsoft.paper.verdicts import POINTS, Claim, Evidence, Key, Measures, Pair, gap, rule, steps
 from fedsoft.reports.cells import Over
 from fedsoft.reports.numbers import unit
 from fedsoft.reports.page import Block, Cell, Column, Table, Text
 from fedsoft.reports.run_loader import Finished
 
-LOCAL = "local"
+TEST_POINTS = 1000  # of a source, where the settings do not say
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Found:
         count = range(len(self.sources))
         return [[Over(tuple(float(t[j, i]) for t in tables), refs(self.runs)) for i in count] for j in count]
 
+    def table(self, seed: int) -> np.ndarray:
+        """`[center][source]` of one run, in the paper's unit, centers as they are numbered."""
+        return in_print(1.0, self.metric) * np.array(self.runs[seed].scores.centers or [])
+
     def local(self) -> Over:
         """Personal models on the clients' own training points."""
         values = (in_print(run.local, self.metric) for run in self.runs)
@@ -84,12 +91,12 @@ def report_on(item: CentersItem, case: Case) -> ItemReport:
     found = [Found(column, library.over(column.spec(case.scale), seeds)) for column in item.columns]
     first = found[0]
     tolerance = POINTS if first.metric == "accuracy" else 0.0
-    pairs = _pairs(item, found)
-    ruling = rule(item.title, pairs, _claims(item, found), as_published=item.as_published(case.scale),
-                  tolerance=tolerance)  # fmt: skip
+    pairs, evidence = _pairs(item, found), _evidence(item, found, tolerance)
+    ruling = rule(item.title, evidence, as_published=item.as_published(case.scale))
     runs = tuple(ref for block in found for ref in refs(block.runs))
     by_key = {pair.key: pair for pair in pairs}
-    shown = tolerance if item.as_published(case.scale) else math.inf  # other settings are expected to differ
+    # Other settings are expected to differ, and errors move with the distance of the sources of a draw.
+    shown = tolerance if item.as_published(case.scale) and tolerance else math.inf
     blocks: list[Block] = [Text(scale_words(item, case, first.runs[0])), verdict(ruling, runs)]
     blocks.append(_table(
         f"{item.id}-published", f"Published: {unit(first.metric)}", found,
@@ -109,6 +116,8 @@ def report_on(item: CentersItem, case: Case) -> ItemReport:
         lambda b, j, i: difference(by_key.get((b.column.name, j, i)), b.metric, shown),
         *([("local", lambda b: difference(by_key.get((b.column.name, LOCAL)), b.metric, shown))] * has_local),
     ))  # fmt: skip
+    if (first.column.name, "position") in evidence.published:
+        blocks.append(_positions(item, found, evidence))
     if first.runs[0].scores.distance is not None:
         blocks.append(_table(
             f"{item.id}-scaled", "Obtained, divided by the mean of |θ_s − θ_r|² over pairs of sources", found,
@@ -117,7 +126,9 @@ def report_on(item: CentersItem, case: Case) -> ItemReport:
                    "comparable. A center half way between two sources has about 0.25.",),
         ))  # fmt: skip
     blocks += [_association(item, found), claims_table(item.id, ruling.claims)]
-    findings = list(_beside(item, found, case, tolerance, blocks))
+    if ruling.chance:
+        blocks.append(chance_table(item.id, ruling))
+    findings = list(_beside(item, found, case, blocks))
     return ItemReport(section(item, blocks), ruling, tuple(findings))
 
 
@@ -169,6 +180,13 @@ def _misprints(item: CentersItem) -> list[str]:
             best = max(row) if item.data != "synthetic" else min(row)
             if any(row[mark] != best for mark in marks):
                 notes.append(f"{column.name}: the paper underlines {row[marks[0]]:g}, though {best:g} is better.")
+        if item.data == "synthetic" and (found := doubtful(column.printed)) is not None:
+            source, center, expected = found
+            notes.append(
+                f"{column.name}: the printed {column.printed.values[source][center]:g} of center {center} on source "
+                f"{source} is probably a misprint: the other three values of the block imply about {expected:.0f}, "
+                "which is used in its place."
+            )
     if item.local_factor != 1.0:
         notes.append(
             "The authors' code sums squared errors over batches of 10 and divides by the number of batches and by 50: "
@@ -189,70 +207,102 @@ def _pairs(item: CentersItem, found: Sequence[Found]) -> list[Pair]:
     return pairs
 
 
-def _claims(item: CentersItem, found: Sequence[Found]) -> list[Claim]:
+def _evidence(item: CentersItem, found: Sequence[Found], tolerance: float) -> Evidence:
+    """What the rule judges: published values and ours, seed by seed, and worlds in which nothing is true."""
+    higher, published_values, keys = found[0].higher, dict[Key, float](), list[Key]()
+    for block in found:
+        printed, name = block.column.printed, block.column.name
+        assert printed is not None
+        local = None if printed.local is None else printed.local * item.local_factor
+        published_values |= measures(name, mended(printed), higher, local)
+        keys += compared(name, mended(printed), higher, local is not None)
+
+    def measured(tables: Mapping[str, np.ndarray], seed: int) -> Measures:
+        made: dict[Key, float] = {}
+        for block in found:
+            has_local = block.column.printed is not None and block.column.printed.local is not None
+            local = in_print(block.runs[seed].local, block.metric) if has_local else None
+            made |= measures(block.column.name, tables[block.column.name].tolist(), higher, local)
+        return made
+
+    seeds = [{block.column.name: block.table(i) for block in found} for i in range(len(found[0].runs))]
+    points = int(found[0].runs[0].spec.dataset.settings.get("test_points", TEST_POINTS))
+    return Evidence(
+        published_values, [measured(tables, i) for i, tables in enumerate(seeds)], keys,
+        _claims(item, found, published_values), of_centers(seeds, measured, higher=higher, points=points,
+                   ordered=bool(item.worst or item.best or item.ordered)), tolerance,
+    )  # fmt: skip
+
+
+def _claims(item: CentersItem, found: Sequence[Found], theirs: Measures) -> list[Claim]:
     higher, count = found[0].higher, range(len(found[0].sources))
     names = [block.column.name for block in found]
+    by_position = len(count) == 2 and not higher  # then blocks are compared free of the distance of their sources
 
-    def own(values: Values, name: str) -> float:
-        return float(np.mean([values[name, j, j] for j in count]))
+    def own(m: Measures, name: str) -> float:
+        return m[name, "position"] if by_position else float(np.mean([m[name, "own", j] for j in count]))
+
+    def local(m: Measures, name: str) -> float:
+        return m[name, LOCAL]
+
+    def error(m: Measures, name: str) -> float:
+        return float(np.mean([m[name, "own", j] for j in count]))
 
     def separated(name: str) -> Claim:
         return Claim(
-            f"{name}: every source is served best by the center that is assigned to it",
-            lambda v: all(better(v[name, j, j], v[name, j, i], higher) for j in count for i in count),
+            f"{name}: every source is served best by the center that the others leave to it",
+            lambda m: [gap(m[name, "own", j], m[name, "next", j], higher) for j in count],
         )
 
     def ahead(name: str) -> Claim:
         return Claim(
-            f"{name}: on the mean over sources, the assigned center is better than the others",
-            lambda v: better(
-                own(v, name), float(np.mean([v[name, j, i] for j in count for i in count if i != j])), higher
-            ),
-        )
+            f"{name}: on the mean over sources, the center that is left is better than the others",
+            lambda m: [gap(float(np.mean([m[name, "own", j] for j in count])),
+                           float(np.mean([m[name, "rest", j] for j in count])), higher)],
+        )  # fmt: skip
+
+    def first(name: str, value: Callable[[Measures, str], float], sign: int = 1) -> Callable[[Measures], list[float]]:
+        return lambda m: [sign * gap(value(m, name), value(m, n), higher) for n in names if n != name]
+
+    def order(value: Callable[[Measures, str], float]) -> list[str]:
+        return sorted(names, key=lambda name: value(theirs, name), reverse=higher)
 
     claims = [make(name) for name in names for make in ((separated, ahead) if len(count) > 2 else (separated,))]
     if item.worst:
-        claims.append(Claim(f"{item.worst} is the worst partition (mean of assigned centers)",
-                            lambda v: all(better(own(v, n), own(v, item.worst), higher) for n in names)))  # fmt: skip
+        claims.append(Claim(f"{item.worst} is the worst partition", first(item.worst, own, -1)))
     if item.best:
-        claims.append(Claim(f"{item.best} has the best centers", lambda v: all(
-            better(own(v, item.best), own(v, n), higher) for n in names)))  # fmt: skip
-    has_local = all(block.column.printed and block.column.printed.local is not None for block in found)
-    if item.best and has_local:
-        claims.append(Claim(f"{item.best} has the best local models", lambda v: all(
-            better(v[item.best, LOCAL], v[n, LOCAL], higher) for n in names)))  # fmt: skip
+        claims.append(Claim(f"{item.best} has the best centers", first(item.best, own)))
+    if item.best and all((name, LOCAL) in theirs for name in names):
         claims += [
-            Claim(f"centers from best to worst: {_order_words(found, own)}",
-                  lambda v: in_order([own(v, n) for n in _order(found, own)], higher)),
-            Claim(f"local models from best to worst: {_order_words(found, _local)}",
-                  lambda v: in_order([v[n, LOCAL] for n in _order(found, _local)], higher)),
+            Claim(f"{item.best} has the best local models", first(item.best, local)),
+            Claim(f"centers from best to worst: {', '.join(order(own))}",
+                  lambda m: steps([own(m, n) for n in order(own)], higher)),
+            Claim(f"local models from best to worst: {', '.join(order(local))}",
+                  lambda m: steps([local(m, n) for n in order(local)], higher)),
         ]  # fmt: skip
     if item.ordered:
         claims.append(Claim("errors of assigned centers grow from column to column",
-                            lambda v: in_order([own(v, n) for n in names], higher)))  # fmt: skip
+                            lambda m: steps([error(m, n) for n in names], higher)))  # fmt: skip
         claims.append(Claim("local errors grow from column to column",
-                            lambda v: in_order([v[n, LOCAL] for n in names], higher)))  # fmt: skip
+                            lambda m: steps([local(m, n) for n in names], higher)))  # fmt: skip
     return claims
 
 
-def _local(values: Values, name: str) -> float:
-    return values[name, LOCAL]
-
-
-def _order(found: Sequence[Found], value: Callable[[Values, str], float]) -> list[str]:
-    """The blocks from best to worst by the published values."""
-    theirs: dict[Key, float] = {}
+def _positions(item: CentersItem, found: Sequence[Found], evidence: Evidence) -> Table:
+    """Where centers lie between their two sources."""
+    rows = []
     for block in found:
-        table = published(block.column, block.higher)
-        theirs |= {(block.column.name, j, i): v for j, row in enumerate(table) for i, v in enumerate(row)}
-        if block.column.printed is not None and block.column.printed.local is not None:
-            theirs[block.column.name, LOCAL] = block.column.printed.local
-    names = [block.column.name for block in found]
-    return sorted(names, key=lambda name: value(theirs, name), reverse=found[0].higher)
-
-
-def _order_words(found: Sequence[Found], value: Callable[[Values, str], float]) -> str:
-    return ", ".join(_order(found, value))
+        pair = next(pair for pair in evidence.pairs if pair.key == (block.column.name, "position"))
+        inside = pair.within(0.0, len(evidence.compared))
+        ours = obtained(replace(pair.ours, runs=refs(block.runs)), "share")
+        theirs = Cell(f"{pair.published:.3f}", pair.published)
+        rows.append((Cell(block.column.name), theirs, ours, Cell("yes" if inside else "no")))
+    heads = (Column("block", numeric=False), Column("published"), Column("ours"), Column("in our range", numeric=False))
+    note = (
+        "a = √(e₀−1) / (√(e₀−1) + √(e₁−1)) from a center's errors on its source and on the other one, mean of both "
+        "centers: 0 at the source, 0.5 for one pooled model, whatever the distance of the sources of a draw."
+    )
+    return Table(f"{item.id}-positions", "Where a center lies between the sources", heads, tuple(rows), (note,))
 
 
 def _association(item: CentersItem, found: Sequence[Found]) -> Table:
@@ -277,9 +327,9 @@ def _association(item: CentersItem, found: Sequence[Found]) -> Table:
 
 
 def _beside(
-    item: CentersItem, found: Sequence[Found], case: Case, tolerance: float, blocks: list[Block]
+    item: CentersItem, found: Sequence[Found], case: Case, blocks: list[Block]
 ) -> list[str]:  # fmt: skip
-    """The other reading of sigma_0, and which of both the published values fit."""
+    """The other reading of sigma_0, and which of both the published distance of the sources fits."""
     if not item.beside:
         return []
     others = [Found(column, case.library.over(column.spec(case.scale), case.seeds(item))) for column in item.beside]
@@ -288,12 +338,22 @@ def _beside(
         lambda b, j, i: obtained(b.centers()[j][i], b.metric, _best([o.mean for o in b.centers()[j]], i, b)),
         ("local", lambda b: obtained(b.local(), b.metric)),
     ))  # fmt: skip
-    fits = [sum(pair.within(tolerance) for pair in _pairs(item, group)) for group in (found, others)]
-    count = len(_pairs(item, found))
+    scales = [_distances(group) for group in (found, others)]
     sentence = (
-        f"Read as a variance, σ₀ puts {fits[0]} of {count} published values of Table 6 within two standard "
-        "deviations of ours; "
-        f"read as a standard deviation, {fits[1]} of {count}."
+        f"Squared distance of the sources, published: {_distances(found, theirs=True)}; ours with σ₀ as a variance: "
+        f"{scales[0]}; as a standard deviation: {scales[1]}."
     )
     blocks.append(Text(sentence))
     return [sentence]
+
+
+def _distances(found: Sequence[Found], *, theirs: bool = False) -> str:
+    """The squared distances of the sources that the errors of centers imply, block by block."""
+    values = []
+    for block in found:
+        assert block.column.printed is not None
+        tables = (
+            [np.array(mended(block.column.printed))] if theirs else [block.table(i) for i in range(len(block.runs))]
+        )
+        values.append(f"{np.mean([distance(table) for table in tables]):,.0f}")
+    return ", ".join(values)

@@ -10,6 +10,7 @@ import numpy as np
 from fedsoft.paper.cells import (
     Case,
     ItemReport,
+    chance_table,
     claims_table,
     difference,
     incomplete,
@@ -20,11 +21,14 @@ from fedsoft.paper.cells import (
 )  # fmt: skip
 from fedsoft.paper.item_kinds import SOURCES, ComparisonItem
 from fedsoft.paper.methods import LOCAL, Row, Rows, method_columns, methods_table, row_of, rows_of
+from fedsoft.paper.nulls import of_methods
 from fedsoft.paper.tuned import tuned_blocks
-from fedsoft.paper.verdicts import POINTS, Claim, Pair, Ruling, Values, better, in_order, rule
+from fedsoft.paper.verdicts import POINTS, Claim, Evidence, Key, Measures, Pair, Ruling, gap, rule, steps
 from fedsoft.reports.numbers import unit
 from fedsoft.reports.page import Block, Cell, RunRef, Table, Text
 from fedsoft.runs.spec import RunSpec
+
+TEST_POINTS = 1000  # of a source
 
 
 def report_on(item: ComparisonItem, case: Case) -> ItemReport:
@@ -60,6 +64,8 @@ def report_on(item: ComparisonItem, case: Case) -> ItemReport:
     if ruling is not None:
         shown = tolerance if item.as_published(case.scale) else math.inf  # other settings are expected to differ
         blocks += [_difference(item, rows, sources, metric, shown), claims_table(item.id, ruling.claims)]
+        if ruling.chance:
+            blocks.append(chance_table(item.id, ruling))
     findings = []
     if item.tuned:
         findings = tuned_blocks(item, case, rows, sources, metric, higher, blocks)
@@ -117,26 +123,29 @@ def _pairs(item: ComparisonItem, rows: Rows) -> list[Pair]:
 def _ruling(item: ComparisonItem, case: Case, rows: Rows, higher: bool, tolerance: float) -> Ruling | None:
     if item.printed is None:
         return None
+    pairs = _pairs(item, rows)
+    theirs: dict[Key, float] = {pair.key: pair.published for pair in pairs}
+    keys = list(theirs)
+    seeds = min((len(pair.ours.values) for pair in pairs), default=0)  # a method that failed has fewer
+    ours = [{pair.key: pair.ours.values[i] for pair in pairs} for i in range(seeds)]
     claims = []
     for partition, block in item.printed.items():
-        names = list(block)
+        names = [name for name in block if (partition, name, LOCAL) in theirs]
 
-        def center(values: Values, name: str, partition: str = partition) -> float:
-            return float(np.mean([values[partition, name, j] for j in range(SOURCES)]))
+        def center(m: Measures, name: str, partition: str = partition) -> float:
+            return float(np.mean([m[partition, name, j] for j in range(SOURCES)]))
 
-        def local(values: Values, name: str, partition: str = partition) -> float:
-            return values[partition, name, LOCAL]
+        def local(m: Measures, name: str, partition: str = partition) -> float:
+            return m[partition, name, LOCAL]
 
         for what, value in (("centers", center), *([("local models", local)] if item.order_local else [])):
-            theirs = {
-                (partition, n, k): v for n, m in block.items() for k, v in (*enumerate(m.centers), (LOCAL, m.local))
-            }
-            order = sorted(names, key=lambda n, value=value, theirs=theirs: value(theirs, n), reverse=higher)
+            order = sorted(names, key=lambda n, value=value: value(theirs, n), reverse=higher)
             claims += [
-                Claim(f"{partition}: FedSoft has the best {what}", lambda v, value=value, names=names: all(
-                    better(value(v, "FedSoft"), value(v, n), higher) for n in names)),
+                Claim(f"{partition}: FedSoft has the best {what}", lambda m, value=value, names=names: [
+                    gap(value(m, "FedSoft"), value(m, n), higher) for n in names if n != "FedSoft"]),
                 Claim(f"{partition}: {what} from best to worst: {', '.join(order)}",
-                      lambda v, value=value, order=order: in_order([value(v, n) for n in order], higher)),
+                      lambda m, value=value, order=order: steps([value(m, n) for n in order], higher)),
             ]  # fmt: skip
-    return rule(item.title, _pairs(item, rows), claims, as_published=item.as_published(case.scale),
-                tolerance=tolerance)  # fmt: skip
+    nulls = of_methods(ours, higher=higher, points=TEST_POINTS) if ours else {}
+    evidence = Evidence(theirs, ours, keys, claims, nulls, tolerance)
+    return rule(item.title, evidence, as_published=item.as_published(case.scale))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,27 +12,35 @@ from fedsoft.evaluation.scores import align
 from fedsoft.paper.cells import Case, ItemReport, claims_table, incomplete, refs, scale_words, section, verdict
 from fedsoft.paper.item_kinds import FigureItem
 from fedsoft.paper.library import Library
-from fedsoft.paper.verdicts import Judged, Ruling
+from fedsoft.paper.verdicts import DRAWS, LEVEL, Judged, Ruling, Word
 from fedsoft.reports.cells import Over
 from fedsoft.reports.convergence import Courses
 from fedsoft.reports.page import Axis, Block, Figure, Level, Panel, Series, Text
 from fedsoft.reports.run_loader import Finished
 from fedsoft.runs.run_options import RunOptions, build
+from fedsoft.seeds import generator
 from fedsoft.storage.tensorfile import open_tensors
 
 ROUND = 10  # the paper: "after around 5"; twice that still counts
 NEAR = 0.05  # of a share
+APART = 0.1  # between the mean u of two groups of clients
 
 
-def _ruled(item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]]) -> Ruling:
-    """A figure has no printed values: its claims decide, and at the paper's scale they are all there is."""
-    judged = tuple(Judged(text, None, holds) for text, holds in claims)
+def _ruled(
+    item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]], chance: Mapping[str, float]
+) -> Ruling:  # fmt: skip
+    """A figure has no printed values: its claims decide, and how often they would hold by chance."""
+    judged = tuple(Judged(text, None, "yes" if holds else "no") for text, holds in claims)
     failed = [text for text, holds in claims if not holds]
-    word = "not reproduced" if failed else "reproduced" if item.as_published(case.scale) else "same ordering"
+    word: Word = "contradicted" if failed else "reproduced"
+    if word == "reproduced" and max(chance.values(), default=1.0) > LEVEL:
+        word = "consistent but weak"
+    if not item.as_published(case.scale):
+        word, chance = "not tested at the paper's scale", {}
     sentence = f"{item.title}: {word}; {len(claims) - len(failed)} of {len(claims)} statements of the text hold."
     if failed:
         sentence += f" Does not hold: {'; '.join(failed)}."
-    return Ruling(word, sentence, judged, 0, 0)
+    return Ruling(word, sentence, judged, 0, 0, chance)
 
 
 def figure_1(item: FigureItem, case: Case) -> ItemReport:
@@ -57,7 +65,8 @@ def figure_1(item: FigureItem, case: Case) -> ItemReport:
          f"{', '.join(f'{over.mean:.3f}' for over in final.values())})",
          all(abs(over.mean - (0.9 if own else 0.1)) <= NEAR for (_, own), over in final.items())),
     ]  # fmt: skip
-    ruling = _ruled(item, case, claims)
+    # With two centers that are exchangeable, a seed has a best center for each source in half of the cases.
+    ruling = _ruled(item, case, claims, {"exchangeable centers": 0.5 ** len(runs)})
     blocks: list[Block] = [
         Text(scale_words(item, case, runs[0])),
         verdict(ruling, refs(runs)),
@@ -129,14 +138,15 @@ def figure_2(item: FigureItem, case: Case) -> ItemReport:
     low = statistics.mean(_below(u) for u, _ in views["FedEM"])
     claims = [
         (f"{name} associates centers and sources: the mean u of both groups differs (ours: by {apart[name].mean:.2f})",
-         apart[name].mean > 0.1)
+         apart[name].mean > APART)
         for name in ("FedSoft", "IFCA")
     ]  # fmt: skip
     claims.append((
         f"FedEM is biased: most clients put less than 0.5 on one and the same center (ours: {100 * low:.0f} %)",
         low > 0.75,
     ))  # fmt: skip
-    ruling = _ruled(item, case, claims)
+    by_chance = {"exchanged clients": _by_chance([seen for name in ("FedSoft", "IFCA") for seen in views[name]])}
+    ruling = _ruled(item, case, claims, by_chance)
     runs = tuple(ref for group in found.values() for ref in refs(group))
     figure = Figure("fig2-clients", "Every client's importance weight of the center of the first source, as in Fig. 2",
                     "For each method a point for every client: across its number, upwards its weight.", tuple(panels),
@@ -170,6 +180,15 @@ def _gap(u: Sequence[float], major: Sequence[int]) -> float:
     """How much more the clients of the first source put on its center than the others do."""
     groups = [[v for v, m in zip(u, major, strict=True) if m == group] for group in (0, 1)]
     return statistics.fmean(groups[0]) - statistics.fmean(groups[1])
+
+
+def _by_chance(views: Sequence[tuple[Sequence[float], Sequence[int]]]) -> float:
+    """The share of draws in which the mean u differs as much between groups of clients that are made at random."""
+    rng, found = generator(0, "null", "exchanged clients"), 0
+    for _ in range(DRAWS):
+        gaps = [_gap(u, [major[k] for k in rng.permutation(len(major))]) for u, major in views]
+        found += statistics.fmean(gaps) > APART
+    return found / DRAWS
 
 
 def _below(u: Sequence[float]) -> float:

@@ -68,10 +68,11 @@ class Column:
     preset: str
     printed: Centers | None
     changes: tuple[str, ...] = ()
+    scale: Scale | None = None  # default: that of the case
 
     def spec(self, scale: Scale) -> RunSpec:
         """FedSoft as the preset has it."""
-        return method(self.preset, scale, "fedsoft", self.changes)
+        return method(self.preset, self.scale or scale, "fedsoft", self.changes)
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,18 @@ class Item(abc.ABC):
         id, title: `table1-synthetic`, and what it shows.
         data: which data it is about; synthetic runs are the paper's own at every scale.
         seeds: how many seeds at each scale, by default.
+        on_request: whether it is run and shown only where it is named.
     """
 
     id: str
     title: str
     data: Data
     seeds: dict[Scale, int]
+    on_request: bool = field(default=False, kw_only=True)
 
     def as_published(self, scale: Scale) -> bool:
         """Whether the runs of that scale have the paper's settings."""
-        return scale == "paper" or self.data == "synthetic"
+        return not self.on_request and (scale == "paper" or self.data == "synthetic")
 
     @abc.abstractmethod
     def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
@@ -149,6 +152,8 @@ class ComparisonItem(Item):
         variants: further rows on the first partition.
         rates: the grid of learning rates for tuning, times the preset's, at each scale.
         tuning_seeds: how many seeds tuning takes at each scale.
+        methods: those that are run; default: all, and oracles.
+        changes: to the presets, whose scale is then the paper's.
     """
 
     presets: dict[str, str] = field(default_factory=dict)
@@ -159,14 +164,18 @@ class ComparisonItem(Item):
     epochs: dict[Scale, tuple[int, ...] | None] = field(default_factory=dict)
     tuning_seeds: dict[Scale, int] = field(default_factory=dict)
     tuned: bool = True
+    methods: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @property
     def labels(self) -> list[str]:
         """All methods and oracles, as `compare` reads them."""
+        if self.methods:
+            return [METHODS[name] for name in self.methods]
         return [*METHODS.values(), *(ORACLE.format(s) for s in range(SOURCES))]
 
     def plain(self, partition: str, label: str, scale: Scale) -> RunSpec:
-        return method(self.presets[partition], scale, label)
+        return method(self.presets[partition], "paper" if self.changes else scale, label, self.changes)
 
     # --- tuning -------------------------------------------------------------------------------------------------------
 
@@ -273,9 +282,15 @@ class FigureItem(Item):
 
 @dataclass(frozen=True)
 class TheoryItem(Item):
-    """Statements of the paper that are checked without runs: the names of the checks begin with these."""
+    """Statements of the paper that are checked without runs.
+
+    Arguments:
+        checks: their names; default: all.
+        apart: those that another item has.
+    """
 
     checks: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     def wanted(self, scale: Scale, seeds: Sequence[int], library: Library) -> list[RunSpec]:
         return []

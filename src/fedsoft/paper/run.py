@@ -24,12 +24,18 @@ class Done:
     failures: dict[str, str]
 
 
-def chosen(names: Sequence[str]) -> list[Item]:
-    """The items of these names; all of them where there is none."""
+def chosen(names: Sequence[str], library: Library | None = None) -> list[Item]:
+    """The items of these names; all of them where there is none, but for those that run on request and have not."""
+
+    def usual(item: Item) -> bool:
+        return not item.on_request or (
+            library is not None and any(library.has(e.spec.with_seed(0)) for e in item.forecast("paper", range(1)))
+        )
+
     for name in names:
         if name not in ITEMS:
             raise unknown("item of the paper", name, ITEMS)
-    return [item for item in ITEMS.values() if item.id in names or not names]
+    return [item for item in ITEMS.values() if item.id in names or (not names and usual(item))]
 
 
 def seeds_of(item: Item, scale: Scale, count: int | None) -> range:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from fedsoft.paper.cells import Case, ItemReport, section
 from fedsoft.paper.item_kinds import TheoryItem
 from fedsoft.reports.page import Axis, Block, Cell, Column, Figure, Panel, Section, Series, Table, Text, Verdict
-from fedsoft.theory.check import Check
+from fedsoft.theory.check import KINDS, Check, tally
 
 RULE = (
     "Every statement is tested on strongly convex problems whose constants are known exactly, over drawn problems; one "
@@ -22,11 +22,9 @@ def report_on(item: TheoryItem, case: Case) -> ItemReport:
         text = f"Not run yet. Make it with: fedsoft paper run {item.id}."
         return ItemReport(Section(item.id, item.title, (Text(text),)), None, (f"{item.title}: not run.",))
     checks = [*map(Check.from_dict, known)]
-    chosen = [check for check in checks if (check.name in item.checks) == bool(item.checks)]
-    counts = Counter(check.holds for check in chosen)
-    sentence = f"{item.title}: of {len(chosen)} statements {counts['yes']} hold as written, {counts['no']} do not"
-    sentence += f", {counts['assumptions not met']} rest on assumptions that cannot be met." if (
-        counts["assumptions not met"]) else "."  # fmt: skip
+    names = {check.name for check in checks} - {*item.apart}
+    chosen = [check for check in checks if check.name in (item.checks or names)]
+    sentence = f"{item.title}: {counted(chosen)}."
     blocks: list[Block] = [
         Text("Made by: fedsoft theory --seed 0 (all draws are named, so the numbers come out the same)."),
         Verdict(sentence, RULE, None),
@@ -36,11 +34,24 @@ def report_on(item: TheoryItem, case: Case) -> ItemReport:
     return ItemReport(section(item, blocks), None, (sentence,))
 
 
+def counted(checks: Sequence[Check]) -> str:
+    """How many statements hold, each counted once, as they are written and once they are corrected."""
+    words = {"as written": "as written", "corrected": "corrected", "step of a proof": "steps of proofs"}
+    parts = []
+    for kind in KINDS:
+        found = tally(checks, kind)
+        if any(found.values()):
+            some = f", {found['assumptions not met']} rest on assumptions that cannot be met"
+            parts.append(f"{words[kind]}: {found['yes']} hold, {found['no']} do not"
+                         f"{some if found['assumptions not met'] else ''}")  # fmt: skip
+    return "; ".join(parts)
+
+
 def _table(item: TheoryItem, checks: list[Check]) -> Table:
-    heads = ("check", "where", "statement", "holds", "measured", "bound", "what was found")
+    heads = ("check", "where", "kind", "statement", "holds", "measured", "bound", "what was found")
     rows = tuple(
-        (Cell(check.name), Cell(check.reference), Cell(check.statement), Cell(check.holds), Cell(check.measured),
-         Cell(check.bound), Cell(check.finding))
+        (Cell(check.name), Cell(check.reference), Cell(check.kind), Cell(check.statement), Cell(check.holds),
+         Cell(check.measured), Cell(check.bound), Cell(check.finding))
         for check in checks
     )  # fmt: skip
     wide = ("statement", "measured", "bound", "what was found")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 Holds = Literal["yes", "no", "assumptions not met"]
+Kind = Literal["as written", "corrected", "step of a proof"]
+KINDS: tuple[Kind, ...] = ("as written", "corrected", "step of a proof")
+"""What a check is about: a statement of the paper, one that was put right, or a step that could be replaced."""
+WORSE: tuple[Holds, ...] = ("yes", "assumptions not met", "no")
 Series = dict[str, list[list[float]]]
 
 
@@ -47,9 +51,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Check:
-    """One statement of the paper, and what was found about it."""
+    """One statement of the paper, and what was found about it. Checks of the same `about` are of one statement."""
 
     name: str
+    about: str
+    kind: Kind
     reference: str
     statement: str
     holds: Holds
@@ -78,24 +84,45 @@ class Statement:
     """A statement of the paper with the function (seed, draws) that examines it."""
 
     name: str
+    about: str
+    kind: Kind
     reference: str
     statement: str
     examine: Examine
 
     def check(self, seed: int, draws: int) -> Check:
         found = self.examine(seed, draws)
-        return Check(name=self.name, reference=self.reference, statement=self.statement, seed=seed, **vars(found))
+        return Check(
+            name=self.name,
+            about=self.about,
+            kind=self.kind,
+            reference=self.reference,
+            statement=self.statement,
+            seed=seed,
+            **vars(found),
+        )
 
 
 STATEMENTS: dict[str, Statement] = {}
 """All statements by name, in the order of the paper."""
 
 
-def statement(name: str, reference: str, text: str) -> Callable[[Examine], Examine]:
-    """Register the function that examines a statement."""
+def statement(
+    name: str, reference: str, text: str, *, about: str = "", kind: Kind = "as written"
+) -> Callable[[Examine], Examine]:  # fmt: skip
+    """Register the function that examines a statement; `about`: the statement, where several checks are of it."""
 
     def register(examine: Examine) -> Examine:
-        STATEMENTS[name] = Statement(name, reference, text, examine)
+        STATEMENTS[name] = Statement(name, about or name, kind, reference, text, examine)
         return examine
 
     return register
+
+
+def tally(checks: Sequence[Check], kind: Kind) -> dict[Holds, int]:
+    """Count statements by what was found, each once: one counterexample is enough for `no`."""
+    found: dict[str, Holds] = {}
+    for check in checks:
+        if check.kind == kind:
+            found[check.about] = max(found.get(check.about, "yes"), check.holds, key=WORSE.index)
+    return {holds: sum(one == holds for one in found.values()) for holds in WORSE}

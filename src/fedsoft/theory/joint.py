@@ -74,7 +74,9 @@ def check_theorem_5(seed: int, draws: int) -> Found:
     )
 
 
-@statement("theorem-5-sizes", "Theorem 5", "the limit is argmin sum_k h_k when clients differ in size")
+@statement(
+    "theorem-5-sizes", "Theorem 5", "the limit is argmin sum_k h_k when clients differ in size", about="theorem-5"
+)
 def check_sizes(seed: int, draws: int) -> Found:
     """The aggregation weights hold n_k, the objective does not: FedSoft minimises sum_k n_k h_k."""
     problem = Problem(on_a_line(0.0, 1.0), np.array([[9, 1], [3, 27]]))
@@ -95,7 +97,12 @@ def check_sizes(seed: int, draws: int) -> Found:
     )
 
 
-@statement("theorem-5-selection", "Theorem 5", "the same for Algorithm 1 as written, with K < N drawn clients")
+@statement(
+    "theorem-5-selection",
+    "Theorem 5",
+    "the same for Algorithm 1 as written, with K < N drawn clients",
+    about="theorem-5",
+)
 def check_selection(seed: int, draws: int) -> Found:
     """A mean of K drawn models is not a minimisation over c: the centers keep moving."""
     problem = Problem(on_a_line(0.0, 1.0), np.array([[9, 1], [9, 1], [1, 9], [1, 9]]))

@@ -153,7 +153,10 @@ def check_gradient(seed: int, draws: int) -> Found:
     )
 
 
-@statement("gradient-floor", "Section 3", "the u_ks that Algorithm 1 reports sum to 1, as that formula needs")
+@statement(
+    "gradient-floor", "Section 3", "the u_ks that Algorithm 1 reports sum to 1, as that formula needs",
+    about="gradient",
+)  # fmt: skip
 def check_gradient_floor(seed: int, draws: int) -> Found:
     """u = max(n_ks / n_k, sigma) sums to more than 1 as soon as a center is best for no point of the client."""
     problem = Problem(on_a_line(0.0, 1.0), np.array([[1, 0]]))
@@ -228,7 +231,10 @@ def check_decoupling(seed: int, draws: int) -> Found:
     )
 
 
-@statement("decoupling-floor", "Section 4", "h_k = sum over s with u_ks > 0 of u_ks h_ks, for the estimated u^t")
+@statement(
+    "decoupling-floor", "Section 4", "h_k = sum over s with u_ks > 0 of u_ks h_ks, for the estimated u^t",
+    about="decoupling",
+)  # fmt: skip
 def check_decoupling_floor(seed: int, draws: int) -> Found:
     """The floor sigma pulls towards centers that the sum leaves out."""
     problem = Problem(on_a_line(0.0, 1.0), np.array([[1, 0]]))

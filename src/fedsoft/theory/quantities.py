@@ -136,6 +136,19 @@ def beta(given: Round) -> float:
     return worst
 
 
+def beta_literal(given: Round) -> float:
+    """beta with the center c_s in all sub-problems, as Assumption 2 is written."""
+    found = 0.0
+    for k, s in given.parts():
+        w, total = given.solve_ks(k, s), 0.0
+        for j in range(given.problem.S):
+            if j != s and given.problem.u[k, j] > 0:
+                slope = given.problem.sources[j].gradient(w) + given.pull(k, j) * (w - given.c[s])
+                total += given.problem.u[k, j] * float(slope @ slope)
+        found = max(found, total / given.slope(s) ** 2)
+    return found
+
+
 def gamma(given: Round, w: Array) -> float:
     """Theorem 2: gamma = sqrt((gamma_0^2 + beta) L_lambda / mu_lambda)."""
     return math.sqrt((gamma_0(given, w) ** 2 + beta(given)) * L_lambda(given) / mu_lambda(given))

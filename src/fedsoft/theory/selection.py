@@ -67,7 +67,10 @@ def check_selected(seed: int, draws: int) -> Found:
     )
 
 
-@statement("selected-general", "Section 3", "the same with replacement (as in the proofs), other sizes, other shares")
+@statement(
+    "selected-general", "Section 3", "the same with replacement (as in the proofs), other sizes, other shares",
+    about="selected",
+)  # fmt: skip
 def check_selected_general(seed: int, draws: int) -> Found:
     """Exact: sum_k (1 - prod_s (1 - pi_sk)), pi the probability to be in a set; beside it the library's select."""
     K, values, worst = 60, {}, 0.0
@@ -93,7 +96,10 @@ def check_selected_general(seed: int, draws: int) -> Found:
     )
 
 
-@statement("selected-mean", "proof of Thm. 4", "the mean of the K selected models is sum_k v_sk w_k in expectation")
+@statement(
+    "selected-mean", "proof of Thm. 4", "the mean of the K selected models is sum_k v_sk w_k in expectation",
+    kind="step of a proof",
+)  # fmt: skip
 def check_selected_mean(seed: int, draws: int) -> Found:
     """True for independent draws; without replacement (Algorithm 1: a SET of K clients) heavy clients lose weight."""
     v = np.array([[0.5, 0.25, 0.25]])

@@ -26,7 +26,10 @@ def theorem_2_ratio(given: q.Round, w: Array) -> float:
 
 
 @statement(
-    "theorem-2", "Theorem 2", "|grad h_ks(w_k)| <= gamma / sqrt(u_ks) |grad F_s(c_s)|, clients with all u_ks > 0"
+    "theorem-2",
+    "Theorem 2",
+    "|grad h_ks(w_k)| <= gamma / sqrt(u_ks) |grad F_s(c_s)|, clients with all u_ks > 0",
+    kind="corrected",
 )
 def check_theorem_2(seed: int, draws: int) -> Found:
     """Library's solutions, disturbed so that gamma_0 > 0; mu_lambda and L_lambda taken over all sub-problems."""
@@ -52,7 +55,9 @@ def check_theorem_2(seed: int, draws: int) -> Found:
     )
 
 
-@statement("theorem-2-floor", "Theorem 2", "the same for a client with some u_ks = 0, whose u^t_ks = sigma")
+@statement(
+    "theorem-2-floor", "Theorem 2", "the same for a client with some u_ks = 0, whose u^t_ks = sigma", about="theorem-2"
+)
 def check_theorem_2_floor(seed: int, draws: int) -> Found:
     """One sub-problem, so beta may be as small as one likes; but sigma pulls away from it."""
     problem = Problem(on_a_line(0.0, 1.0), np.array([[1, 0]]))
@@ -71,17 +76,16 @@ def check_theorem_2_floor(seed: int, draws: int) -> Found:
     )
 
 
-@statement("theorem-2-literal", "Assumption 2", "Theorem 2 with beta as written: grad h_ks'(w*_ks; c_s), not c_s'")
+@statement(
+    "theorem-2-literal", "Assumption 2", "Theorem 2 with beta as written: grad h_ks'(w*_ks; c_s), not c_s'",
+    about="theorem-2",
+)  # fmt: skip
 def check_theorem_2_literal(seed: int, draws: int) -> Found:
     """With c_s in both sub-problems, beta does not see how far the centers are apart."""
     tiny = 1e-3
     problem = Problem(on_a_line(0.0, tiny), np.array([[1, 1]]))
     given = q.Round(problem, np.array([[1.0], [-1.0]]), problem.u, 1.0)
-    literal = 0.0
-    for s in (0, 1):
-        w = given.solve_ks(0, s)
-        other = problem.sources[1 - s].gradient(w) + given.pull(0, 1 - s) * (w - given.c[s])
-        literal = max(literal, 0.5 * float(other @ other) / given.slope(s) ** 2)
+    literal = q.beta_literal(given)
     library = FixedWeights(problem, given.ut, given.lam)
     library.round(given.c)
     left = float(np.linalg.norm(given.gradient_ks(0, 0, library.w[0])))
@@ -151,7 +155,10 @@ def theorem_3_search(seed: int, draws: int, low: float = 0.25, corrected: bool =
     return {"largest": worst, "draws": count}
 
 
-@statement("theorem-3-corrected", "Theorem 3", "the same with r = (gamma S + 1)/2 sqrt(L/mu) + sqrt(mu/L) + 1")
+@statement(
+    "theorem-3-corrected", "Theorem 3", "the same with r = (gamma S + 1)/2 sqrt(L/mu) + sqrt(mu/L) + 1",
+    about="theorem-3", kind="corrected",
+)  # fmt: skip
 def check_theorem_3_corrected(seed: int, draws: int) -> Found:
     """What the proof gives for every alpha_0 > 0, and the example above."""
     search = theorem_3_search(seed, draws, low=0.001, corrected=True)
