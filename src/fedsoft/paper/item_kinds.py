@@ -14,10 +14,10 @@ from fedsoft.runs import spec as specs
 from fedsoft.runs.presets import presets
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.compare import capped
-from fedsoft.studies.methods import parse_algorithms, variant
+from fedsoft.studies.methods import parse_algorithms, read_methods, variant
 from fedsoft.studies.process_pool import Ended, Ending, Outcome
 from fedsoft.studies.trials import Grid, Point, Tuning
-from fedsoft.studies.tuning import first_runs, judge, trial_runs
+from fedsoft.studies.tuning import WIDER, beyond, first_runs, judge, runs_at, trial_runs
 
 Scale = Literal["paper", "fast"]
 SCALES: tuple[Scale, ...] = ("paper", "fast")
@@ -203,7 +203,29 @@ class ComparisonItem(Item):
             if len(spent) < len(firsts):
                 return None
             library.memo[key] = trial_runs(self.tuning_base(scale), self.labels, self.grid(scale), spent)
-        return library.memo[key]
+            library.memo[(*key, "spent")] = spent
+        made: dict[Point, list[RunSpec]] = library.memo[key]
+        for _ in range(WIDER):
+            if (more := self._wider(scale, library, made)) is None:
+                break
+            made |= more
+        return made
+
+    def _wider(
+        self, scale: Scale, library: Library, made: dict[Point, list[RunSpec]]
+    ) -> dict[Point, list[RunSpec]] | None:  # fmt: skip
+        """Trials with rates beyond the edge at which the best of a method is; None where there are none, or not yet."""
+        rates = {point.lr for point in made}
+        if len(rates) > len(self.rates[scale]) + WIDER or not all(
+            library.ended(s) for one in made.values() for s in one
+        ):
+            return None
+        found, spent = self._judged(scale, library, made), library.memo[self.id, scale, "trials", "spent"]
+        points = [
+            point for label in found.best if (point := beyond(found, label, "lr")) is not None and point not in made
+        ]
+        base, methods = self.tuning_base(scale), {label: read_methods(label).listed[0] for label in self.labels}
+        return {point: runs_at(base, methods[point.label], point, spent) for point in points} or None
 
     def tuning(self, scale: Scale, library: Library) -> Tuning | None:
         """What was found; None before all trials have ended. A trial that failed has no folder, and is never best."""
@@ -214,14 +236,17 @@ class ComparisonItem(Item):
         if trials is None or not all(library.ended(spec) for specs in trials.values() for spec in specs):
             return None
 
+        found = library.memo[key] = self._judged(scale, library, trials)
+        return found
+
+    def _judged(self, scale: Scale, library: Library, trials: dict[Point, list[RunSpec]]) -> Tuning:
         def outcome(spec: RunSpec) -> Outcome:
             found = library.get(spec)
             if found is None:
                 return Outcome(spec, None, Ending(Ended.FAILED, library.failures[spec.id]))
             return Outcome(spec, found.folder)
 
-        found = library.memo[key] = judge(self.tuning_base(scale), trials, outcome)
-        return found
+        return judge(self.tuning_base(scale), trials, outcome)
 
     def tuned_spec(self, partition: str, label: str, scale: Scale, library: Library, seed: int) -> RunSpec | None:
         """A method with what was found for it, under the work of FedSoft with the paper's solver; None before."""

@@ -38,7 +38,8 @@ def tuned_blocks(
     blocks.append(Text(
         f"{STARVED} Below, learning rate and local epochs of every method were chosen from "
         f"{len(item.grid(case.scale).points)} pairs under {first}, by the mean over clients on held-out points with "
-        f"{len(tuning.seeds)} other seed{'s' * (len(tuning.seeds) > 1)} (test sets were not looked at), and every "
+        f"{len(tuning.seeds)} other seed{'s' * (len(tuning.seeds) > 1)} (test sets were not looked at), and from rates "
+        "beyond these as long as the best was at the edge; every "
         "method may do the client work of FedSoft with the paper's solver."
     ))  # fmt: skip
     caption = f"Obtained with every method tuned, under the same client work: {unit(metric)}"
@@ -85,7 +86,7 @@ def _choices(item: ComparisonItem, case: Case) -> Table:
     tuning = item.tuning(case.scale, case.library)
     assert tuning is not None
     trials = {(t.label, t.lr, t.epochs): t for t in tuning.trials}
-    points = item.grid(case.scale).points
+    points = sorted({(t.lr, t.epochs) for t in tuning.trials}, key=lambda point: (point[1], point[0]))
     names = {label: name for name, label in METHODS.items()}
     names |= {ORACLE.format(s): f"Oracle, source {s}" for s in range(SOURCES)}
     runs = {spec.id: spec for specs in (item.trials(case.scale, case.library) or {}).values() for spec in specs}
@@ -93,6 +94,9 @@ def _choices(item: ComparisonItem, case: Case) -> Table:
     for label in item.labels:
         cells = [Cell(names[label])]
         for rate, epochs in points:
+            if (label, rate, epochs) not in trials:  # beyond the edge, and of interest to other methods only
+                cells.append(Cell("-"))
+                continue
             trial = trials[label, rate, epochs]
             found = got(case.library, [runs[name] for name in trial.runs])
             values = tuple(in_print(v, tuning.metric) for v in trial.scores)
@@ -103,6 +107,6 @@ def _choices(item: ComparisonItem, case: Case) -> Table:
         body.append(tuple(cells))
     heads = [f"lr {rate:g}, {epochs} epoch{'s' * (epochs > 1)}" for rate, epochs in points]
     edge = [names[label] for label in tuning.best if tuning.at_the_edge(label)]
-    notes = (f"At the smallest or largest rate that was tried: {', '.join(edge)}.",) if edge else ()
+    notes = (f"Still at the smallest or largest rate that was tried: {', '.join(edge)}.",) if edge else ()
     return Table(f"{item.id}-tuning", "Tuning: mean over clients on held-out points, the choice marked",
                  (Column("method", numeric=False), *map(Column, heads)), tuple(body), notes)  # fmt: skip

@@ -142,7 +142,8 @@ class Tuning:
         """Return -1 or 1 where the best value of a setting is the smallest or the largest that was tried, else 0."""
         tried = sorted({trial.values[key] for trial in self.trials if trial.label == label and key in trial.values})
         best = self.best[label].values.get(key)
-        if best is None or len(tried) < 3 or best not in (tried[0], tried[-1]):
+        least = 2 if key == "lr" else 3  # of two rates the better one is at the edge, too
+        if best is None or len(tried) < least or best not in (tried[0], tried[-1]):
             return 0
         return -1 if best == tried[0] else 1
 
