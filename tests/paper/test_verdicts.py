@@ -155,7 +155,7 @@ def test_what_noise_would_pass_is_weak_at_best() -> None:
 
 def test_a_claim_that_the_published_values_contradict_does_not_count() -> None:
     claim = Claim("a below b", lambda m: [m["b",] - m["a",]])
-    ours = [{("a",): 1.0 + i, ("b",): 2.5 + i} for i in (0.0, 0.1, 0.2)]
+    ours: list[dict[Key, float]] = [{("a",): 1.0 + i, ("b",): 2.5 + i} for i in (0.0, 0.1, 0.2)]
     made = Evidence({("a",): 2.0, ("b",): 1.0}, ours, [], [claim], {})
     word, judged, _ = decide(made)
     assert (judged[0].published, judged[0].ours, word) == (False, "yes", "consistent but weak")

@@ -117,7 +117,7 @@ def doubtful(printed: Centers) -> tuple[int, int, float] | None:
     if max(implied) <= APART * min(implied):
         return None
     for s, j in sorted(np.ndindex(2, 2), key=lambda place: -int((table == table[place]).sum())):
-        left = math.sqrt(implied[1 - s]) - away(table[s, 1 - j])
+        left = math.sqrt(implied[1 - s]) - away(float(table[s, 1 - j]))
         right = table.copy()
         right[s, j] = NOISE + left**2
         if left > 0 and all(right[:, i].argmin() in printed.underlined[i] for i in (0, 1)):

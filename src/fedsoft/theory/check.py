@@ -124,5 +124,6 @@ def tally(checks: Sequence[Check], kind: Kind) -> dict[Holds, int]:
     found: dict[str, Holds] = {}
     for check in checks:
         if check.kind == kind:
-            found[check.about] = max(found.get(check.about, "yes"), check.holds, key=WORSE.index)
+            before = found.get(check.about, "yes")
+            found[check.about] = check.holds if WORSE.index(check.holds) > WORSE.index(before) else before
     return {holds: sum(one == holds for one in found.values()) for holds in WORSE}
