@@ -186,3 +186,19 @@ def test_newcomers_share_no_point_with_the_others() -> None:
     assert truth.fractions(here.train).equal(whole.truth.fractions(whole.train)[rows])
     assert here.train.client(2)[0].equal(whole.train.client(rows[2])[0])
     assert here.held_out.client(2)[0].equal(whole.held_out.client(rows[2])[0])
+
+
+@pytest.mark.slow
+def test_the_page_has_every_cell_with_its_command(plan: tuple[Path, Plan], filled: Board, tmp_path: Path) -> None:
+    where = ["--plan", str(plan[0]), "--board", str(filled.folder), "--out", str(tmp_path / "board.html")]
+    told = CliRunner().invoke(app, ["leaderboard", "build", *where])
+    assert told.exit_code == 0, told.output
+    text, one = (tmp_path / "board.md").read_text(), filled.read("one")
+    assert one is not None
+    for name, cell in one.cells.items():
+        if cell.runs:
+            assert f"fedsoft leaderboard check one/{name}" in text
+            assert cell.hash in text
+    assert "it sends no bytes" in text
+    assert "own-mean" in text
+    assert (tmp_path / "board-data" / "one-work-table.csv").is_file()

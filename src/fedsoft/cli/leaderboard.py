@@ -82,6 +82,27 @@ def run(
         say(f"{done} runs made. Next: fedsoft leaderboard build")
 
 
+@leaderboard.command(epilog="Example:  fedsoft leaderboard build --out page.html")
+def build(
+    plan: PlanOption = None, board: BoardOption = FOLDER,
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="Default: board.html beside the data.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write the page: HTML that needs no network, Markdown, and every table and figure as CSV and SVG."""
+    from fedsoft.leaderboard.data import Board
+    from fedsoft.leaderboard.page import board_page
+    from fedsoft.leaderboard.plan import read_plan
+    from fedsoft.reports.web_page import write_page
+
+    written = write_page(board_page(Board(board), read_plan(plan)), file or board / "board.html")
+    if json_:
+        print_json({"files": [str(path) for path in written]})
+    else:
+        say(f"Saved: {', '.join(map(str, written))}. Next: fedsoft leaderboard render README.md docs/*.md")
+
+
 @leaderboard.command(epilog="Example:  fedsoft leaderboard check synthetic-10-90/fedroute/work --seeds 9001")
 def check(
     cell: Annotated[str, typer.Argument(metavar="FEDERATION/METHOD[/BUDGET]", help="Which cell.")],

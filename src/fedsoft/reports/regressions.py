@@ -32,26 +32,41 @@ class ToFirst:
     tested: SeedDifference
 
 
+Seeded = Mapping[str, Mapping[str, Mapping[int, float]]]  # method, measure, seed
+
+
 def to_first(rows: Sequence[Measured], higher: bool, scale: Mapping[int, float] | None = None) -> list[ToFirst]:
-    """Return how all other methods differ from the first one.
+    """Return how all other methods differ from the first one, by centers and by personal models; see `compared`."""
+    return compared(
+        {
+            row.algorithm: {
+                CENTERS: by_seed(row.seeds, row.best_on(None)),
+                PERSONAL: by_seed(row.seeds, row.personal_held_out),
+            }
+            for row in rows
+        },
+        higher,
+        scale,
+    )
+
+
+def compared(values: Seeded, higher: bool, scale: Mapping[int, float] | None = None) -> list[ToFirst]:
+    """Return how all other methods differ from the first one, tested with one correction for all.
 
     Arguments:
-        rows: the methods, the first one first.
+        values: of each method, the first one first, by measure and seed.
         higher: whether larger values are better.
         scale: what differences are divided by, seed by seed, before they are tested: draws differ in how hard they are.
     """
-    first, *others = rows
+    (_, first), *others = values.items()
     found: list[tuple[str, str, SeedDifference, SeedDifference]] = []
-    for row in others:
-        for measure, ours, theirs in (
-            (CENTERS, row.best_on(None), first.best_on(None)),
-            (PERSONAL, row.personal_held_out, first.personal_held_out),
-        ):
-            pair = by_seed(row.seeds, ours), by_seed(first.seeds, theirs)
+    for method, own in others:
+        for measure in own:
+            pair = own[measure], first.get(measure, {})
             plain = difference(*pair, higher_is_better=higher)
             scaled = difference(*pair, higher_is_better=higher, scale=scale)
             if plain is not None and scaled is not None:
-                found.append((row.algorithm, measure, plain, scaled))
+                found.append((method, measure, plain, scaled))
     tested = corrected([scaled for *_, scaled in found])
     return [
         ToFirst(method, measure, replace(plain, test=one.test, p=one.p, corrected=one.corrected), one)

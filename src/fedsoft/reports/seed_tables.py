@@ -18,7 +18,7 @@ from fedsoft.reports.run_loader import Group
 ONE_MODEL = "fedavg"  # the method whose centers are one model for all
 
 
-def difference_table(found: Sequence[ToFirst], first: str, metric: str) -> Table:
+def difference_table(found: Sequence[ToFirst], first: str, metric: str, id_: str = "differences-table") -> Table:
     """Show how methods differ from the first: mean and interval over seeds, wins and corrected p-values."""
     measures = list(dict.fromkeys(one.measure for one in found))
     known = {(one.method, one.measure): one for one in found}
@@ -36,7 +36,7 @@ def difference_table(found: Sequence[ToFirst], first: str, metric: str) -> Table
     scaled = any(one.tested.mean != one.difference.mean for one in found)
     note = (f"Above 0: better than {first}. In brackets Student's 95 % interval of the mean. p: {how_tested(found)}"
             f"{', after division by the mean squared distance of the sources of each draw' * scaled}.")  # fmt: skip
-    return Table("differences-table", f"Differences to {first}, seed by seed", heads("method", titles), tuple(rows),
+    return Table(id_, f"Differences to {first}, seed by seed", heads("method", titles), tuple(rows),
                  (note,))  # fmt: skip
 
 
@@ -64,7 +64,9 @@ def interval(found: SeedDifference, scale: float, digits: int) -> str:
     return f"{mean} [{scale * found.low:.{digits}f}, {scale * found.high:.{digits}f}]"
 
 
-def rank_figure(values: Mapping[str, Mapping[int, float]], measure: str, higher_is_better: bool) -> Figure | None:
+def rank_figure(
+    values: Mapping[str, Mapping[int, float]], measure: str, higher_is_better: bool, id_: str = "ranks"
+) -> Figure | None:
     """Draw mean ranks with Nemenyi's critical difference; None with fewer than three methods or five common seeds."""
     ranks = ranks_of(values, higher_is_better=higher_is_better) if len(values) > 2 else None
     if ranks is None or ranks.seeds < FEWEST:
@@ -78,7 +80,7 @@ def rank_figure(values: Mapping[str, Mapping[int, float]], measure: str, higher_
         "whose whiskers overlap do not differ.",
         f"Friedman's test that all {len(means)} are alike over {ranks.seeds} seeds: p = {ranks.p:.2g}.",
     )
-    id_ = "ranks-" + re.sub(r"[^a-z]+", "-", measure.lower()).strip("-")
+    id_ = f"{id_}-" + re.sub(r"[^a-z]+", "-", measure.lower()).strip("-")
     caption = f"Critical differences of ranks by {measure}"
     return Figure(id_, caption, f"Mean rank of every method over seeds by {measure}, the best first.", (panel,), notes)
 
