@@ -24,6 +24,7 @@ from fedsoft.evaluation.spread import Spread
 from fedsoft.evaluation.values import Scores
 from fedsoft.leaderboard.data import Draw, Result
 from fedsoft.leaderboard.plan import Entry
+from fedsoft.machine.threads import one_thread
 from fedsoft.runs.run import Run
 from fedsoft.runs.run_options import RunOptions, federation_of, plan_of
 from fedsoft.runs.spec import RunSpec
@@ -75,28 +76,29 @@ class Player:
     def held_out(self, spec: RunSpec) -> float:
         """Train, and return the mean held-out score of personal models; NaN where training fails."""
         try:
-            _, _, scores, _ = self._played(replace(spec, score_every=UNSCORED))
+            run, _ = self._played(replace(spec, score_every=UNSCORED))
         except FedsoftError as error:
             if isinstance(error, InputError):
                 raise
             return math.nan
-        return math.nan if scores.personal_held_out is None else scores.personal_held_out.mean
+        values = _held_out(run)
+        return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
     def result(self, spec: RunSpec, rounds: int) -> tuple[Result, Scores | None]:
         """Train, serve the newcomers, and return all numbers; `rounds` are those of the federation's own run."""
         began = time.perf_counter()
         try:
-            run, clients, scores, plain = self._played(replace(spec, score_every=max(1, rounds // SCORED)))
+            run, clients = self._played(replace(spec, score_every=max(1, rounds // SCORED)))
         except DivergedError as error:
             return Result(seed=spec.seed, digest=_digest([str(error)]), problem=str(error)), None
-        seconds = time.perf_counter() - began
+        seconds, scores = time.perf_counter() - began, run.scores()
         newcomers = self._newcomers(run, clients, spec)
         totals, count = Totals.of(run.history), len(clients.here)
         centers = run.state.centers.detach().cpu().contiguous()
         costs = [(one.gradients, one.evaluations, one.bytes_down, one.bytes_up) for one in run.history]
         raw = centers.numpy().tobytes().hex() if centers.numel() else ""
         later = None if newcomers is None else [float(value).hex() for value in newcomers]
-        digest = _digest([raw, [_exact(values) for values in plain], later, costs])
+        digest = _digest([raw, [value.hex() for value in _held_out(run).tolist()], later, costs])
         found = Result(
             seed=spec.seed, digest=digest, centers=_mean(scores.of_best), center_count=len(centers),
             recovery=scores.recovery, training=_mean_of(scores.personal_train),
@@ -109,14 +111,11 @@ class Player:
         )  # fmt: skip
         return found, scores
 
-    def _played(self, spec: RunSpec) -> tuple[Run, Clients, Scores, tuple[list[float | None], list[float | None]]]:
-        clients = self.clients(spec)
-        plan = plan_of(spec, self.options)
+    def _played(self, spec: RunSpec) -> tuple[Run, Clients]:
+        clients, plan = self.clients(spec), plan_of(spec, self.options)
         plan = replace(plan, options=replace(plan.options, progress=False))
         with _silent():
-            run = train(plan, clients.here, partial(Run, plan=plan))
-            outcome = run.outcome()
-        return run, clients, outcome.scores, (outcome.train, outcome.held_out)
+            return train(plan, clients.here, partial(Run, plan=plan)), clients
 
     def _newcomers(self, run: Run, clients: Clients, spec: RunSpec) -> np.ndarray | None:
         """Return the score of each newcomer; None where the method cannot serve them."""
@@ -199,8 +198,10 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _exact(values: list[float | None]) -> list[str | None]:
-    return [None if value is None else float(value).hex() for value in values]
+def _held_out(run: Run) -> np.ndarray:
+    """Return the held-out score of every client's personal model."""
+    with torch.no_grad(), one_thread():
+        return run.engine.personal_scores(run.state, run.federation.held_out).double().cpu().numpy()
 
 
 def _digest(content: Any) -> str:
