@@ -7,6 +7,7 @@ from torch import Tensor
 
 import fedsoft as fs
 from fedsoft.clusters.learned_prior import FIRM, HALF_CLIENT, ONE_CLIENT, Prior
+from fedsoft.clusters.one_prior import STEPS
 from fedsoft.core.batches import Prox
 from tests.algorithms.plain import least_squares
 from tests.helpers import Pairs, fitted, regression_clients
@@ -185,13 +186,16 @@ def test_one_task_between_estimations() -> None:
     pairs = regression_clients()
     run = fitted(fs.FedPrior(S=4, tau=2), pairs, 4)
     due, between = run.history[0].gradients, run.history[1].gradients
-    assert due == 4 * between
+    points = sum(len(y) for _, y in pairs)
+    assert between == 2 * points  # a solve by normal equations, and the gradient where it ended
+    assert due == 4 * between + STEPS * points  # and those of the one prior for everybody
     assert run.history[1].bytes_up < run.history[0].bytes_up / 3
 
 
 def test_the_mean_of_a_clients_models_is_one_model() -> None:
-    pairs = regression_clients()
+    pairs, _, _ = people()
     run = fitted(fs.FedPrior(S=3, predict_with="mean"), pairs, 4)
+    assert not bool(run.state.extra["merged"])
     kept = run.engine.client_states
     assert torch.allclose(run.personal(2)["weight"].flatten().double(), kept["r"][2] @ kept["w"][2])
 
@@ -205,3 +209,20 @@ def test_descent_follows_a_narrow_prior() -> None:
     )
     assert bool(torch.isfinite(descent).all())
     assert torch.cdist(exact, descent).amin(1).max() < 0.2
+
+
+@pytest.mark.parametrize("algorithm", [fs.FedPrior, fs.FedLevels])
+def test_centers_that_nobody_needs_cost_nothing(algorithm: type[fs.FedPrior | fs.FedLevels]) -> None:
+    """40 clients of 10 points that are all alike: under one prior for everybody; not so clients of two kinds."""
+    alike = fs.datasets.synthetic(S=1, partition="random", dimension=5, clients=40, points=(10, 10), held_out=5.0)
+    one, two = (fs.fit(algorithm(S=S), alike, fs.models.linear(), rounds=8, solver=fs.Exact()) for S in (1, 2))
+    assert bool(two.state.extra["merged"])
+    if (told := two.scores().prior) is not None:  # of fedprior
+        assert "several tell nobody apart" in told.sentences[-1]
+    errors = [run.scores(["mse"]).metrics["mse"].held_out for run in (one, two)]
+    assert errors[0] is not None
+    assert errors[1] is not None
+    assert errors[1].mean < 1.1 * errors[0].mean
+    kinds, _, _ = people()
+    run = fs.fit(algorithm(S=2), fs.Federation.from_clients(kinds), fs.models.linear(), rounds=8, solver=fs.Exact())
+    assert not bool(run.state.extra["merged"])

@@ -24,6 +24,7 @@ from fedsoft.clusters.laplace import (
     unit,
 )
 from fedsoft.clusters.learned_prior import HALF_CLIENT, Prior, Sums, blended, improved
+from fedsoft.clusters.one_prior import NARROW, begun, explained, learned, merged, told
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
 from fedsoft.core.metrics import squared_loss
@@ -34,7 +35,6 @@ from fedsoft.settings import settings
 __all__ = ["FedLevels"]
 
 FULL = 32  # parameters up to which `covariance = auto` learns how they vary together
-NARROW = 0.1  # the width that is assumed of sources, as a share of that of tastes: at first they are everybody's
 FLOOR = 0.05  # least share of all clients for either level: the one that is behind keeps being trained
 
 
@@ -66,6 +66,9 @@ class FedLevels(Algorithm):
     Each client is charged for its own freedom by its evidence, a federation for that of having both kinds: if clients
     of the less probable kind add less than S P / 2 log(sum_k n_k) to the evidence (as BIC charges), all predict by the
     other kind.
+
+    As in FedPrior clients predict under one prior for everybody, if S centers do not explain them better than that by
+    more than what they consist of.
 
     With rho = 0 this is FedPrior; with rho = 1 and Omega -> 0 FedEM, whose shares are integrated over; where one center
     of no width is left, one model for all.
@@ -118,6 +121,8 @@ class FedLevels(Algorithm):
             "s2": c.new_full((2,), 0.5 * known), "rho": c.new_tensor(0.5), "open": c.new_ones(2),
             "age": torch.tensor(-1, device=c.device),
         }  # fmt: skip
+        if self.S > 1:
+            extra |= begun(c, width)
         return State(c, c.new_full((clients, self.S), 1 / self.S), extra=extra)
 
     def init_client(self, site: Site) -> ClientState:
@@ -126,7 +131,8 @@ class FedLevels(Algorithm):
         even = c.new_full((len(site), self.S), 1 / self.S)
         fresh = torch.ones(len(site), dtype=torch.bool, device=c.device)
         p = c.new_full((len(site),), 0.5)
-        return {"w": c.repeat(len(site), 1, 1), "r": even, "u": even.clone(), "p": p, "fresh": fresh}
+        one = {"one": c[:1].repeat(len(site), 1)} if self.S > 1 else {}
+        return {"w": c.repeat(len(site), 1, 1), "r": even, "u": even.clone(), "p": p, "fresh": fresh, **one}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Find where sources start; then estimate kinds or have clients draw them, and improve both priors."""
@@ -134,7 +140,8 @@ class FedLevels(Algorithm):
         due = age % self.tau == 0
         ids = ask.everyone if due or age < 0 else participants(ask, self.K)
         work = "explore" if age < 0 else "estimate" if due else "train"
-        names = ("models", "covariance", "shares", "s2", "rho", "open")
+        names = ["models", "covariance", "shares", "s2", "rho", "open"]
+        names += ["one", "one_covariance"] if work == "estimate" and self.S > 1 else []
         answer = ask(work, ids, each=None, **{name: state.extra[name] for name in names})
         notes = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
@@ -182,7 +189,12 @@ class FedLevels(Algorithm):
             rho = (answer["p"].weighted(everybody)[0] + HALF_CLIENT) / (len(answer.ids) + 2 * HALF_CLIENT)
             gain, charge = answer["gain"].weighted(everybody)[0], state.centers.numel() / 2 * math.log(ask.sizes.sum())
             opened = (gain > charge) | (gain == gain.max())
-        return {
+        one = {}
+        if due and self.S > 1:
+            size, evidence = state.centers.shape[1], float(answer["evidence"].weighted(everybody)[0])
+            one = learned(state.extra, answer, len(ask.sizes), self.spread)
+            one["merged"] = torch.tensor(float(merged(evidence, explained(answer), self.S, size)))
+        return one | {
             "models": torch.cat([part.centers for part in parts]),
             "covariance": torch.cat([part.covariance for part in parts]),
             "shares": torch.cat([part.shares for part in parts]), "s2": s2, "rho": rho, "open": opened,
@@ -198,7 +210,8 @@ class FedLevels(Algorithm):
 
     @job(
         r=MIXTURE, u=MIXTURE, p=NUMBER, gain=NUMBER, level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER,
-        spread=NUMBER, noise=NUMBER,
+        spread=NUMBER, noise=NUMBER, evidence=NUMBER, one_evidence=NUMBER, one_first=MODEL, one_second=NUMBER,
+        one_spread=NUMBER,
     )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every taste and for every source, and weigh them by their evidence."""
@@ -223,8 +236,13 @@ class FedLevels(Algorithm):
             none = torch.zeros_like(r)
             halves = (torch.cat([weight[:, :S], none], 1), torch.cat([none, weight[:, S:]], 1))
             reply["noise"] = torch.stack([noise(site, prior, found, half, scale) for half in halves], 1)
+        known: ClientState = {}
+        if S > 1:
+            likely = w[torch.arange(len(site), device=w.device), r.argmax(1)]
+            known["one"], more = told(site, shared, likely, scale[:, 0])
+            reply |= more | {"evidence": both.logsumexp(1)}
         reply = {name: value.to(site.dtype) for name, value in reply.items()}
-        known = {name: reply[name] for name in ("r", "u", "p")}
+        known |= {name: reply[name] for name in ("r", "u", "p")}
         return mine | known | {"w": w, "fresh": torch.zeros_like(mine["fresh"])}, reply
 
     @job(level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
@@ -255,7 +273,9 @@ class FedLevels(Algorithm):
         return mine | {"w": kept, "fresh": torch.zeros_like(mine["fresh"])}, reply
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return all models of the client with their shares."""
+        """Return all models of the client with their shares, or that under the one prior for everybody."""
+        if "merged" in state.extra and bool(state.extra["merged"]):
+            return PersonalModels(mine["one"])
         p = _counted(mine["p"], state.extra["open"])[:, None]
         return PersonalModels(mine["w"], torch.cat([(1 - p) * mine["r"], p * mine["u"]], 1))
 

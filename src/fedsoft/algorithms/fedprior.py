@@ -13,6 +13,7 @@ from fedsoft.clusters.evidence import Evidence
 from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit
 from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
 from fedsoft.clusters.network_prior import NetworkPrior, is_network, way_of
+from fedsoft.clusters.one_prior import begun, explained, learned, merged, told
 from fedsoft.clusters.personal_way import TASKS
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.clusters.variation import differences, groups_of, numbers_of
@@ -44,6 +45,9 @@ class FedPrior(NetworkPrior):
     In the other rounds a client draws its center s with probability r_ks and solves for w_ks alone: one task, whatever
     S is. Centers, widths and shares follow from sums over clients (`clusters.learned_prior`); for squared loss also the
     variance of the noise, s2 = sum_k n_k f_k(w_k) / (sum_k n_k - parameters that the points decide).
+
+    If S centers explain all clients better than one prior for everybody by less than one for each of their numbers,
+    clients predict under that one, which is learned beside them (`clusters.one_prior`).
 
     Networks are trained to no minimum and have no curvature to trust. Their centers are trained as FedAvg's, by clients
     that drew them, and points that clients hold back decide r and, after the last round, how far a client's own model
@@ -102,14 +106,15 @@ class FedPrior(NetworkPrior):
         u = c.new_full((clients, self.S), 1 / self.S)
         known = site.model.loss is not squared_loss or not self.learn
         extra = {"covariance": width, "shares": u.new_full((self.S,), 1 / self.S), "s2": u.new_tensor(0.5 * known)}
-        return State(c, u, extra=extra)
+        return State(c, u, extra=extra | (begun(c, width) if self._may_merge else {}))
 
     def init_client(self, site: Site) -> ClientState:
         """Start at the centers, with equal shares."""
         if self._isotropic(site.model):
             return self.init_network_client(site)
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
-        return {"w": c.repeat(len(site), 1, 1), "r": c.new_full((len(site), self.S), 1 / self.S)}
+        one = {"one": c[:1].repeat(len(site), 1)} if self._may_merge else {}
+        return {"w": c.repeat(len(site), 1, 1), "r": c.new_full((len(site), self.S), 1 / self.S), **one}
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Estimate r or have clients draw their center; improve the prior by what comes back."""
@@ -119,8 +124,9 @@ class FedPrior(NetworkPrior):
         ids = ask.everyone if due else participants(ask, self.K)
         width, shares, s2 = (state.extra[name] for name in ("covariance", "shares", "s2"))
         work = "estimate" if due else "train"
-        answer = ask(work, ids, centers=state.centers, covariance=width, shares=shares, s2=s2)
-        notes = {"selected": len(ids), "answered": len(answer.ids)}
+        one = {name: state.extra[name] for name in ("one", "one_covariance") if due and self._may_merge}
+        answer = ask(work, ids, each=None, centers=state.centers, covariance=width, shares=shares, s2=s2, **one)
+        notes: dict[str, Any] = {"selected": len(ids), "answered": len(answer.ids)}
         if not len(answer.ids):
             return state, notes
         u = answer.note("r", state.mixture) if due else state.mixture
@@ -130,7 +136,11 @@ class FedPrior(NetworkPrior):
         if not self.learn:
             new = Prior(new.centers, old.covariance, old.shares)
         extra = {"covariance": new.covariance, "shares": new.shares, "s2": self._noise(answer, s2)}
-        notes |= self._insight(ask, answer, old) if due else {}
+        if due:
+            notes |= self._insight(ask, answer, old)
+            if self._may_merge:
+                extra |= learned(state.extra, answer, len(ask.sizes), self.spread)
+                extra["merged"] = s2.new_tensor(float(notes["evidence"].merged))
         like = state.centers.dtype
         return state.update(
             centers=new.centers.to(like), u=u, extra={key: value.to(like) for key, value in extra.items()}
@@ -149,8 +159,14 @@ class FedPrior(NetworkPrior):
         """Return what the prior says of those that answered, see `clusters.variation`."""
         everybody, count = torch.ones(1, len(answer.ids), dtype=torch.float64), len(answer.ids)
         log = float(answer["evidence"].weighted(everybody)[0])
-        evidence = Evidence(log, int(ask.sizes[answer.ids].sum()), count, numbers_of(prior))
+        one = explained(answer) if self._may_merge else None
+        merges = one is not None and merged(log, one, self.S, prior.centers.shape[1])
+        evidence = Evidence(log, int(ask.sizes[answer.ids].sum()), count, numbers_of(prior), one, merges)
         return {"evidence": evidence, "variation": (answer["variation"].weighted(everybody)[0] / count).tolist()}
+
+    @property
+    def _may_merge(self) -> bool:
+        return self.S > 1 and self.learn
 
     def _noise(self, answer: Answer, s2: Tensor) -> Tensor:
         """Return the variance of the noise: the squared errors over the points that decide no parameter."""
@@ -161,7 +177,10 @@ class FedPrior(NetworkPrior):
         s2 = s2.new_tensor(errors / max(points - decided, points / 10))
         return s2.clamp(min=torch.finfo(torch.float32).tiny)
 
-    @job(r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER)
+    @job(
+        r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER,
+        one_evidence=NUMBER, one_first=MODEL, one_second=NUMBER, one_spread=NUMBER,
+    )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every center, and weigh the centers by their evidence."""
         prior, scale = prior_of(shared["centers"], shared), unit(site, shared["s2"], shared["centers"])
@@ -174,8 +193,12 @@ class FedPrior(NetworkPrior):
         r = joint.softmax(1)
         costs = differences(prior, found.posterior.covariance, r, groups_of(site.model.layout))
         reply = {"r": r, "evidence": joint.logsumexp(1), "variation": costs * strength[:, None, None]}
+        kept = {"w": w}
+        if self._may_merge:
+            kept["one"], more = told(site, shared, w[torch.arange(len(site), device=w.device), r.argmax(1)], scale)
+            reply |= more
         reply = self._sent(site, reply, prior, found, r, scale)
-        return mine | {"w": w, "r": reply["r"]}, reply
+        return mine | kept | {"r": reply["r"]}, reply
 
     @job(s=CHOICE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
@@ -203,6 +226,8 @@ class FedPrior(NetworkPrior):
         """Return the client's models and their shares, or their mean; for networks the one model of its own."""
         if "strengths" in state.extra:
             return self.predict_network(mine, state)
+        if "merged" in state.extra and bool(state.extra["merged"]):
+            return PersonalModels(mine["one"])
         if self.predict_with == "mean" or self.S == 1:
             return PersonalModels((mine["r"][:, None] @ mine["w"])[:, 0])
         return PersonalModels(mine["w"], mine["r"])

@@ -13,12 +13,16 @@ class Evidence:
         log: `log sum_s pi_s p(points_k | c_s, Sigma_s)`, summed over clients.
         points, clients: that these are.
         numbers: how many the prior itself consists of.
+        one: the same log under one prior for everybody, where several centers are compared with that.
+        merged: whether that explains clients as well, so that they predict under it.
     """
 
     log: float
     points: int
     clients: int
     numbers: int
+    one: float | None = None
+    merged: bool = False
 
     @property
     def per_point(self) -> float:

@@ -170,7 +170,17 @@ class PriorSummary:
             f"clients differ by {self.total.total:.3g} in {self.unit} per point: {between:.0%} of it between sources, "
             f"{within:.0%} within them, {noise:.0%} in noise",
             f"log evidence {evidence.per_point:.4f} per point, {use}",
+            *self._beside_one(),
         ]
+
+    def _beside_one(self) -> list[str]:
+        evidence = self.evidence
+        if evidence.one is None:
+            return []
+        one = f"one center for everybody has {evidence.one / evidence.points:.4f}"
+        if evidence.merged:
+            return [f"{one}: several tell nobody apart, and clients predict under the one"]
+        return [f"{one}: several tell clients apart"]
 
 
 @dataclass(frozen=True)
