@@ -44,7 +44,19 @@ def large() -> nn.Module:
     )
 
 
+def few_products(padding: int, bias: bool) -> nn.Module:
+    """The second convolution is one of 5 x 5 between many channels, on images with an odd side."""
+    left = [(side + 2 * padding - 4) // 2 for side in SHAPE.input[1:]]
+    return nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 18, 5, padding=padding, bias=bias), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(18 * left[0] * left[1], 5),
+    )  # fmt: skip
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "few products": lambda: few_products(2, True),
+    "few products, no padding": lambda: few_products(0, False),
+    "few products, wide padding": lambda: few_products(3, True),
     "letters": lambda: letters(nn.Identity()),
     "two softmaxes": lambda: letters(nn.Sequential(nn.ReLU(), nn.Softmax(1))),
     "deep": deep,
@@ -137,6 +149,13 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_plain_chain_is_left_to_torch(name: str) -> None:
     assert "chain" not in fs.models.module(REFUSED[name])(SHAPE).backends
+
+
+def test_few_products_are_close_in_single_precision() -> None:
+    model = fs.models.module(NETWORKS["few products"])(SHAPE)
+    w, (x, y, weight) = random_stack(model, 1), batch(1, 5)
+    exact, found = model.by("loop").gradient(w, x, y, weight), model.gradient(w.float(), x.float(), y, weight.float())
+    assert (found - exact).norm() < 3e-6 * exact.norm()
 
 
 # --- a whole solve ----------------------------------------------------------------------------------------------------
@@ -232,21 +251,23 @@ def test_what_is_not_a_number_stays_visible() -> None:
     assert bool(model.gradient(w, x, y, weight).isnan().any())
     pooled = torch.tensor([[[[1.0, float("nan")], [2.0, 3.0]]]])
     out, place = torch.empty(1, 1, 1, 1), torch.empty(1, 1, 1, 1, dtype=torch.uint8)
-    kernels.pool(pooled.numpy(), out.numpy(), place.numpy())
+    kernels.pool(pooled.permute(0, 2, 3, 1).contiguous().numpy(), out.numpy(), place.numpy())
     assert bool(out.isnan())
 
 
 def test_pools_and_columns_are_those_of_torch() -> None:
     x = torch.randn(3, 2, 7, 5)
     x[:, :, :2] = 1
-    out, place, back = torch.empty(3, 2, 3, 2), torch.empty(3, 2, 3, 2, dtype=torch.uint8), torch.empty_like(x)
-    kernels.pool(x.numpy(), out.numpy(), place.numpy())
+    last = x.permute(0, 2, 3, 1).contiguous()
+    out, place, back = torch.empty(3, 3, 2, 2), torch.empty(3, 3, 2, 2, dtype=torch.uint8), torch.empty_like(last)
+    kernels.pool(last.numpy(), out.numpy(), place.numpy())
     x_ = x.clone().requires_grad_()
     expected = F.max_pool2d(x_, 2)
-    assert torch.equal(out, expected)
+    assert torch.equal(out.permute(0, 3, 1, 2), expected)
     slope = torch.randn_like(out)
     kernels.unpool(slope.numpy(), place.numpy(), back.numpy())
-    assert torch.equal(back, torch.autograd.grad(expected, x_, slope)[0])
+    found = torch.autograd.grad(expected, x_, slope.permute(0, 3, 1, 2))[0]
+    assert torch.equal(back.permute(0, 3, 1, 2), found)
     for kernel, padding in ((3, 1), (5, 2), (2, 0), (3, 3)):
         sides = [side + 2 * padding - kernel + 1 for side in x.shape[2:]]
         cols = torch.full((3, 2 * kernel**2, *sides), float("nan"))

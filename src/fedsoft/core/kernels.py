@@ -124,31 +124,40 @@ def adam_outer(w: A, left: A, right: A, state: AdamState, pull: Pull, rate: Rate
 
 @compiled_sums
 def thin_outputs(x: A, w: A, bias: A, out: A) -> None:
-    """`out[B, out] = x[B, in] w[out, in]^T + bias` for few points: one pass over a large w, five points at a time."""
-    points, width = x.shape
-    zero = out.dtype.type(0)
-    for o in range(w.shape[0]):
-        w_o = w[o]
+    """`out[B, out] = x[B, in] w[out, in]^T + bias` for few points: one pass over a large w, two rows and five points at
+    a time."""
+    points, width, zero = x.shape[0], x.shape[1], out.dtype.type(0)
+    for o in range(0, w.shape[0], 2):
+        other = min(o + 1, w.shape[0] - 1)  # the last row of an odd number is worked on twice
+        v, u = w[o], w[other]
         b = 0
         while b + 5 <= points:
             x0, x1, x2, x3, x4 = x[b], x[b + 1], x[b + 2], x[b + 3], x[b + 4]
-            s0, s1, s2, s3, s4 = zero, zero, zero, zero, zero
+            s0, s1, s2, s3, s4, t0, t1, t2, t3, t4 = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
             for i in range(width):
-                value = w_o[i]
-                s0 += x0[i] * value
-                s1 += x1[i] * value
-                s2 += x2[i] * value
-                s3 += x3[i] * value
-                s4 += x4[i] * value
+                s0 += x0[i] * v[i]
+                s1 += x1[i] * v[i]
+                s2 += x2[i] * v[i]
+                s3 += x3[i] * v[i]
+                s4 += x4[i] * v[i]
+                t0 += x0[i] * u[i]
+                t1 += x1[i] * u[i]
+                t2 += x2[i] * u[i]
+                t3 += x3[i] * u[i]
+                t4 += x4[i] * u[i]
             out[b, o], out[b + 1, o], out[b + 2, o], out[b + 3, o], out[b + 4, o] = s0, s1, s2, s3, s4
+            out[b, other], out[b + 1, other], out[b + 2, other] = t0, t1, t2
+            out[b + 3, other], out[b + 4, other] = t3, t4
             b += 5
         while b < points:
-            x0, s0 = x[b], zero
+            x0, s0, t0 = x[b], zero, zero
             for i in range(width):
-                s0 += x0[i] * w_o[i]
-            out[b, o] = s0
+                s0 += x0[i] * v[i]
+                t0 += x0[i] * u[i]
+            out[b, o], out[b, other] = s0, t0
             b += 1
-        for b in range(points):
+    for b in range(points):
+        for o in range(w.shape[0]):
             out[b, o] += bias[o]
 
 
@@ -203,36 +212,46 @@ def columns(x: A, cols: A, kernel: int, padding: int) -> None:
 
 @compiled
 def pool(x: A, out: A, place: A) -> None:
-    """The largest of every 2 x 2 square of `x[B, C, H, W]`, and which of the four it is (the first, of equals).
+    """The largest of every 2 x 2 square of `x[B, H, W, C]`, and which of the four it is (the first, of equals).
 
-    Choices between two values instead of branches: several squares are worked on at once.
+    Choices between two values instead of branches: several channels are worked on at once.
     """
     nothing = x.dtype.type(0)
     for b in range(out.shape[0]):
-        for c in range(out.shape[1]):
-            for i in range(out.shape[2]):
-                above, below, out_i, place_i = x[b, c, 2 * i], x[b, c, 2 * i + 1], out[b, c, i], place[b, c, i]
-                for j in range(out.shape[3]):
-                    x0, x1, x2, x3 = above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1]
-                    right_above, right_below = x1 > x0, x3 > x2
-                    most_above, most_below = x1 if right_above else x0, x3 if right_below else x2
-                    lower = most_below > most_above
-                    where_above, where_below = 1 if right_above else 0, 3 if right_below else 2
-                    most = most_below if lower else most_above
-                    out_i[j] = most + nothing * (x0 + x1 + x2 + x3)  # what is not a number shows, as in torch
-                    place_i[j] = where_below if lower else where_above
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                to, its = out[b, i, j], place[b, i, j]
+                left, right = x[b, 2 * i, 2 * j], x[b, 2 * i, 2 * j + 1]
+                for c in range(len(to)):
+                    x0, x1 = left[c], right[c]
+                    larger = x1 > x0
+                    # What is not a number shows, as in torch.
+                    to[c] = (x1 if larger else x0) + nothing * (x0 + x1)
+                    its[c] = 1 if larger else 0
+                left, right = x[b, 2 * i + 1, 2 * j], x[b, 2 * i + 1, 2 * j + 1]
+                for c in range(len(to)):
+                    x2, x3, above = left[c], right[c], to[c]
+                    larger = x3 > x2
+                    below, where = x3 if larger else x2, 3 if larger else 2
+                    lower = below > above
+                    to[c] = (below if lower else above) + nothing * (x2 + x3)
+                    its[c] = where if lower else its[c]
 
 
 @compiled
 def unpool(grad: A, place: A, out: A) -> None:
-    """Bring the gradient of each square's largest back to where it came from; all else is 0."""
-    out[:] = 0
+    """Bring the gradient of each square's largest back to where it came from in `out[B, H, W, C]`; all else is 0."""
+    nothing = grad.dtype.type(0)
+    if out.shape[1] % 2 or out.shape[2] % 2:
+        out[:] = 0
     for b in range(grad.shape[0]):
-        for c in range(grad.shape[1]):
-            for i in range(grad.shape[2]):
-                for j in range(grad.shape[3]):
-                    k = place[b, c, i, j]
-                    out[b, c, 2 * i + k // 2, 2 * j + k % 2] = grad[b, c, i, j]
+        for i in range(grad.shape[1]):
+            for j in range(grad.shape[2]):
+                given, its = grad[b, i, j], place[b, i, j]
+                for k in range(4):
+                    to = out[b, 2 * i + k // 2, 2 * j + k % 2]
+                    for c in range(len(to)):
+                        to[c] = given[c] if its[c] == k else nothing
 
 
 @compiled

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from fedsoft.core.model import Layout, OuterProduct, Params
 from fedsoft.machine.threads import PerThread
 from fedsoft.networks import layers
+from fedsoft.networks.few_products import LEAST, FewProducts
 from fedsoft.networks.layers import Layer
 
 EVALUATED_AT_ONCE = 32  # images; more do not fit the cache
+KERNEL = 5  # side of those that few products are known for (`core.winograd`)
 FEW_TAPS = 32  # inputs to one output of a first convolution up to which patches are written out as columns
 
 
@@ -115,6 +117,9 @@ def _maker(part: nn.Module, names: dict[str, str], first: bool) -> Callable[[], 
         square = kernel[0] == kernel[1] and padding[0] == padding[1] and stride == (1, 1)
         if first and square and part.in_channels * kernel[0] ** 2 <= FEW_TAPS:
             return lambda: layers.FirstConvolution(kernel[0], int(padding[0]))
+        few = kernel[0] == KERNEL and square and 0 <= int(padding[0]) < KERNEL
+        if few and min(part.in_channels, part.out_channels) >= LEAST:
+            return lambda: FewProducts(int(padding[0]))
         return lambda: layers.Convolution(stride, [int(side) for side in padding])
     if type(part) is nn.MaxPool2d:
         plain = (_side(part.kernel_size), _side(part.stride), _side(part.padding), _side(part.dilation)) == (2, 2, 0, 1)

@@ -1,4 +1,7 @@
-"""Layers of a convolutional network in one thread: forward, and backward by hand (see `chain`)."""
+"""Layers of a convolutional network in one thread: forward, and backward by hand (see `chain`).
+
+Images have the shape `[B, C, H, W]` of torch and lie in memory with their channels last.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Layer(Protocol):
         ...
 
 
-class _Kept:
+class Kept:
     """Memory for batches of up to the largest size seen."""
 
     def __init__(self) -> None:
@@ -53,6 +56,15 @@ class _Kept:
         return kept[: shape[0]]
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Return images `[B, C, H, W]` as `[B, H, W, C]`, copied where they do not lie so."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def channels_second(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
 class Convolution:
     """A convolution by the library. Its `input` is kept by the layer before, or is the batch."""
 
@@ -60,10 +72,11 @@ class Convolution:
         self.stride, self.padding = list(stride), list(padding)
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
-        self.input = x
+        self.input = x = x.contiguous(memory_format=torch.channels_last)
         return torch.conv2d(x, own["weight"], own.get("bias"), self.stride, self.padding)
 
     def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
+        grad = grad.contiguous(memory_format=torch.channels_last)
         before, weight, _ = _convolution_backward(
             grad, self.input, own["weight"], None, self.stride, self.padding, [1, 1], False, [0, 0], 1,
             [not first, True, False],
@@ -79,7 +92,7 @@ class FirstConvolution:
 
     def __init__(self, kernel: int, padding: int) -> None:
         self.kernel, self.padding = kernel, padding
-        self.columns, self.output = _Kept(), _Kept()
+        self.columns, self.output = Kept(), Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
         from fedsoft.core import kernels
@@ -90,19 +103,19 @@ class FirstConvolution:
         cols = self.columns.take([len(x), taps, *sides], x)
         kernels.columns(x.contiguous().numpy(), cols.numpy(), self.kernel, self.padding)
         self.cols = cols.flatten(2)
-        out = self.output.take([len(x), len(weight), math.prod(sides)], x)
-        stacked = weight.expand(len(x), *weight.shape)
+        out = self.output.take([len(x), math.prod(sides), len(weight)], x)
+        stacked = weight.t().expand(len(x), -1, -1)
         if "bias" in own:
-            torch.baddbmm(own["bias"][None, :, None], stacked, self.cols, out=out)
+            torch.baddbmm(own["bias"], self.cols.mT, stacked, out=out)
         else:
-            torch.bmm(stacked, self.cols, out=out)
-        return out.unflatten(2, sides)
+            torch.bmm(self.cols.mT, stacked, out=out)
+        return channels_second(out.unflatten(1, sides))
 
     def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        flat = grad.flatten(2)
-        torch.sum(torch.bmm(flat, self.cols.transpose(1, 2)), 0, out=gradient["weight"].flatten(1))
+        flat = channels_last(grad).flatten(1, 2)
+        gradient["weight"].flatten(1).copy_(torch.bmm(self.cols, flat).sum(0).t())
         if "bias" in gradient:
-            torch.sum(flat, (0, 2), out=gradient["bias"])
+            torch.sum(flat, (0, 1), out=gradient["bias"])
         return None, []
 
 
@@ -110,23 +123,24 @@ class MaxPool:
     """The largest of every 2 x 2 square."""
 
     def __init__(self) -> None:
-        self.output, self.where, self.gradient = _Kept(), _Kept(), _Kept()
+        self.output, self.where, self.gradient = Kept(), Kept(), Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
         from fedsoft.core import kernels
 
+        x = channels_last(x)
         self.shape = x.shape
-        shape = [*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2]
+        shape = [len(x), x.shape[1] // 2, x.shape[2] // 2, x.shape[3]]
         out, self.place = self.output.take(shape, x), self.where.take(shape, x, torch.uint8)
-        kernels.pool(x.contiguous().numpy(), out.numpy(), self.place.numpy())
-        return out
+        kernels.pool(x.numpy(), out.numpy(), self.place.numpy())
+        return channels_second(out)
 
     def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
         from fedsoft.core import kernels
 
         out = self.gradient.take(self.shape, grad)
-        kernels.unpool(grad.contiguous().numpy(), self.place.numpy(), out.numpy())
-        return out, []
+        kernels.unpool(channels_last(grad).numpy(), self.place.numpy(), out.numpy())
+        return channels_second(out), []
 
 
 class ReLU:
@@ -160,7 +174,7 @@ class Flatten:
         return x.flatten(1)
 
     def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
-        return grad.view(self.shape), []
+        return grad.reshape(self.shape), []
 
 
 class Linear:
@@ -168,7 +182,7 @@ class Linear:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.output, self.before = _Kept(), _Kept()
+        self.output, self.before = Kept(), Kept()
 
     def forward(self, x: Tensor, own: Params) -> Tensor:
         self.input, weight = x, own["weight"]
