@@ -140,6 +140,22 @@ def test_points_as_bytes_and_on_disk_are_the_same(tmp_path: Path) -> None:
     assert torch.allclose(found, ours.solve(problem_of(model.by("stacked"), data), w, {})[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["compiled", "stacked"])
+def test_clients_without_points_stay_as_they_are(backend: str) -> None:
+    model, x, y = shaped("softmax")
+    model, empty = model.by(backend), (x[:0], y[:0])
+    w, ours = random_stack(model, 2), fs.Adam(epochs=2, batch=5)
+    solved, state, work = ours.solve(problem_of(model, ClientData.concat([empty, empty])), w, ours.init_state(w))
+    assert torch.equal(solved, w)
+    assert int(state["steps"].sum()) == int(work.sum()) == 0
+    some = ClientData.concat([empty, (x[:7], y[:7])])
+    solved, state, work = ours.solve(problem_of(model, some), w, ours.init_state(w))
+    assert torch.equal(solved[0], w[0])
+    assert not torch.equal(solved[1], w[1])
+    assert state["steps"].tolist() == [0, 4]
+    assert work.tolist() == [0, 14]
+
+
 @pytest.mark.parametrize("why", ["augment", "labels", "much", "solver", "stacked", "type"])
 def test_what_the_loop_does_not_know_is_left_to_the_stacked_path(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = shaped("softmax")

@@ -104,6 +104,8 @@ def descend(
     check_rows("the start of descent", w, len(problem.data), problem.model.size)
     if problem.prox is not None:
         problem.prox.check(len(problem.data), problem.model.size, w.dtype)
+    if not int(problem.data.sizes.sum()):
+        return w.clone(), {name: value.clone() for name, value in state.items()}, torch.zeros_like(problem.data.sizes)
     if (solved := compiled_solve(solver, problem, w, state)) is not None:
         return solved
     batches = iterate_batches(problem, w.dtype, batch=solver.batch, epochs=solver.epochs, shuffle=solver.shuffle)

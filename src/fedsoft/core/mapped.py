@@ -265,7 +265,7 @@ class Scratch:
 
     def write(self, begin: int, rows: np.ndarray) -> None:
         """Set rows from `begin` on; several threads may do so."""
-        left, at = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B"), begin * self.row
+        left, at = memoryview(np.ascontiguousarray(rows, self.dtype).tobytes()), begin * self.row
         while len(left):
             done = os.pwrite(self.file.fileno(), left, at)
             left, at = left[done:], at + done
