@@ -27,8 +27,6 @@ from pydantic import Field
 
 from fedsoft.clusters.collapse import use_of
 from fedsoft.errors import InputError
-from fedsoft.secure.distributed import ORDERS as ORDERS_OF_SHARES
-from fedsoft.secure.distributed import Mechanism
 from fedsoft.settings import settings
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from fedsoft.core.contract import Algorithm, Means, State
     from fedsoft.core.model import Model
+    from fedsoft.secure.distributed import Mechanism
 
 LEAST_CLIP = 1e-30  # near the smallest numbers that there are, rounding would make long what was clipped
 ORDERS = [*range(2, 65), 80, 96, 128, 192, 256]  # of Renyi divergences, for draws without replacement
@@ -263,7 +262,9 @@ def shares_epsilon(mechanism: Mechanism, delta: float, times: int) -> float:
     _accountant()
     from dp_accounting import rdp
 
-    return float(rdp.compute_epsilon(ORDERS_OF_SHARES, (times * mechanism.divergences).tolist(), delta)[0])
+    from fedsoft.secure import distributed
+
+    return float(rdp.compute_epsilon(distributed.ORDERS, (times * mechanism.divergences).tolist(), delta)[0])
 
 
 def noise_for(epsilon: float, delta: float, times: int) -> float:
