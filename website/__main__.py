@@ -1,6 +1,6 @@
 """Build the site: gather pages, execute them, make pages from code, render, check.
 
-python -m website [--out build/site] [--only PAGE ...]
+python -m website [--out build/site] [--pages build/pages] [--only PAGE ...]
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def main() -> int:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     reader.add_argument("--out", type=Path, default=gather.ROOT / "build" / "site", help="default: build/site")
     reader.add_argument("--only", nargs="*", help="execute these pages alone; default: all")
+    reader.add_argument("--pages", type=Path, default=gather.ROOT / "build" / "pages", help="default: build/pages")
     chosen = reader.parse_args()
     begun = time.monotonic()
-    source = gather.ROOT / "build" / "pages"
+    source = chosen.pages.absolute()
     files = gather.gather(source)
     gather.write_sources(files, source)
     made = {"Algorithms": algorithm_pages.write(source), "Reference": reference.write(source)}

@@ -15,7 +15,7 @@ def with_maths(text: str) -> str:
     from latex2mathml.converter import convert
 
     def block(found: re.Match[str]) -> str:
-        return "\n" + convert(found[1].strip(), display="block") + "\n"
+        return f'\n<div class="formula">{convert(found[1].strip(), display="block")}</div>\n'
 
     def inline(found: re.Match[str]) -> str:
         return convert(found[1])
