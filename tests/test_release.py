@@ -27,6 +27,7 @@ def test_there_is_one_version() -> None:
     assert parts[0] == "Unreleased"
     released = [part for part in parts if part != "Unreleased"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", part) for part in released), released
+    assert f"fedsoft-{fs.__version__}-py3-none-any.whl" in text("docs/index.md")
     assert f"fedsoft is at {'.'.join(fs.__version__.split('.')[:2])}:" in text("docs/stability.md")
 
 
