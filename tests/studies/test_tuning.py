@@ -163,9 +163,11 @@ def test_settings_that_an_algorithm_declares_are_tuned() -> None:
 def test_a_grid_is_widened_beyond_its_edge() -> None:
     found = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 2.0), trial("ifca", 0.4, 1.0))
     assert found.edge("ifca", "lr") == 1
-    assert tuning_room._beyond(found, "ifca", "lr") == ("ifca", 0.8, 2, ())
+    assert tuning_room.beyond(found, "ifca", "lr") == ("ifca", 0.8, 2, ())
     inside = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 1.0), trial("ifca", 0.4, 2.0))
-    assert tuning_room._beyond(inside, "ifca", "lr") is None
+    assert tuning_room.beyond(inside, "ifca", "lr") is None
+    two = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 2.0))  # of two rates the better one is at the edge, too
+    assert tuning_room.beyond(two, "ifca", "lr") == ("ifca", 0.4, 2, ())
 
 
 def test_a_setting_that_nobody_has_is_refused(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def _positions(item: CentersItem, found: Sequence[Found], evidence: Evidence) ->
     for block in found:
         pair = next(pair for pair in evidence.pairs if pair.key == (block.column.name, "position"))
         inside = pair.within(0.0, len(evidence.compared))
-        ours = obtained(replace(pair.ours, runs=refs(block.runs)), "share")
+        ours = replace(pair.ours, runs=refs(block.runs)).cell(lambda value: f"{value:.3f}")
         theirs = Cell(f"{pair.published:.3f}", pair.published)
         rows.append((Cell(block.column.name), theirs, ours, Cell("yes" if inside else "no")))
     heads = (Column("block", numeric=False), Column("published"), Column("ours"), Column("in our range", numeric=False))

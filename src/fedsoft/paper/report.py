@@ -166,7 +166,9 @@ def findings(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) 
                  for item in items if (ruling := reports[item.id].ruling) is not None]  # fmt: skip
     if sentences:
         heads = (Column("item", numeric=False, wrap=True), Column("what the rule says", numeric=False, wrap=True))
-        sections.append(Section("sentences", "In words", (Table("sentences-table", "", heads, tuple(sentences)),)))
+        sections.append(
+            Section("sentences", "In words", (Table("sentences-table", "What the rule says", heads, tuple(sentences)),))
+        )
     if further := [*_found_table(items, reports), *_not_run(items, case)]:
         sections.append(Section("beyond", "What the paper leaves out, and what was corrected", tuple(further)))
     sections.append(Section("corrections", "Corrections", (Text(CORRECTIONS),)))
