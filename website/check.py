@@ -12,7 +12,7 @@ from typing_extensions import override
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 HARMLESS = ("canonical", "next", "prev", "alternate", "license")  # links of a head that load nothing
-SELF_MADE = ("paper/report.html",)  # pages of their own, with checks of their own
+SELF_MADE = ("paper/report.html", "leaderboard/board.html")  # pages of their own, with checks of their own
 
 
 @dataclass

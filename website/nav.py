@@ -23,7 +23,8 @@ ORDER: dict[str, list[str]] = {
     "Algorithms": ["algorithms/index.md"],
     "Reference": ["reference/index.md"],
     "Evidence": [
-        "evidence.md", "leaderboard.md", "audits.md", "baselines.md", "comparison.md", "findings.md",
+        "evidence.md", "leaderboard.md", "leaderboard/board.md", "audits.md", "baselines.md", "comparison.md",
+        "findings.md",
         "paper/report.md", "speed.md",
         "reliability.md", "security.md",
     ],

@@ -109,3 +109,13 @@ def test_a_changed_number_is_found(board: Board, tmp_path: Path) -> None:
 
 def test_every_number_of_the_documents_is_what_the_data_says() -> None:
     assert stale(DOCUMENTS, Board(ROOT / "docs" / "leaderboard")) == {}, "run: fedsoft leaderboard render FILE..."
+
+
+def test_the_page_is_that_of_the_data() -> None:
+    from fedsoft.leaderboard.page import board_page
+    from fedsoft.leaderboard.plan import read_plan
+    from fedsoft.reports.page import markdown
+
+    folder = ROOT / "docs" / "leaderboard"
+    page = markdown(board_page(Board(folder), read_plan()), "board-data")
+    assert (folder / "board.md").read_text("utf-8") == page, "run: fedsoft leaderboard build"

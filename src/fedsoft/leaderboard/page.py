@@ -146,5 +146,5 @@ def _missing(plan: Plan, listed: list[State]) -> Table:
         "Cells that were not run",
         columns,
         tuple(rows),
-        ("Core time from runs of the same federation where there are any, else as the plan estimates it.",),
+        ("Core time from runs of the same federation where there are any, else a guess of the plan.",),
     )

@@ -36,7 +36,8 @@ class Entry:
         epochs: numbers of local epochs to try; default: one, and as many as the preset has.
         tuned_on: another federation, whose tuned settings are taken; default: none.
         budgets: what is run.
-        seconds: a run of the preset takes on one core, as measured; for the cost of what was not run yet.
+        seconds: a guess at what a run takes on one core, for the cost of what was not run yet; runs that are there
+            replace it.
     """
 
     preset: str
