@@ -75,6 +75,10 @@ class Prior:
         log_volume = -(self._log_det(precision) + self._log_det(self.covariance)) / 2
         return Posterior(w - step - self.centers, covariance, log_volume - self.energy(w) + (step * slope).sum(-1) / 2)
 
+    def log_volume(self, spread: Tensor) -> Tensor:
+        """Return `1/2 log |V_ks| / |Sigma_s|` of posterior covariances `[..., S, P(, P)]`."""
+        return (self._log_det(spread) - self._log_det(self.covariance)) / 2
+
     def kept_share(self, spread: Tensor) -> Tensor:
         """Return `sum_p G_pp` of posterior covariances `[..., S, P(, P)]`: how many parameters the points decide."""
         if self.diagonal:

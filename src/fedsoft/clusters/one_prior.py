@@ -11,17 +11,18 @@ Widths are not counted among these numbers: they are not free, but held by what 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedsoft.clusters.laplace import Fit, fit, statistics
-from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
+from fedsoft.clusters.learned_prior import Posterior, Prior, Sums, blended, improved
 from fedsoft.core.replies import Answer, Reply
 from fedsoft.core.site import Site
 
 NARROW = 0.1  # a width that is assumed where clients may be all alike, as a share of that of tastes
-STEPS = 2  # of Newton on paper
+STEPS = 3  # of Newton on paper, counted with the look at where they begin
 
 
 def begun(c: Tensor, width: Tensor) -> dict[str, Tensor]:
@@ -37,18 +38,41 @@ def one_of(extra: Mapping[str, Tensor]) -> Prior:
 
 def told(site: Site, shared: Reply, w: Tensor, scale: Tensor) -> tuple[Tensor, Reply]:
     """Return models `[m, P]` under the one prior, from clients' best `w[m, P]`, and what the server sums of them."""
-    prior, found = one_of(shared), _fitted(site, one_of(shared), w, scale)
-    own = (prior.centers + found.posterior.mean).to(site.dtype)[:, 0]
-    sums = statistics(prior, found.posterior, torch.ones_like(found.loss))
+    prior = one_of(shared)
+    w, found = _fitted(site, prior, w[:, None], scale[:, None])
+    # At the models themselves: what the quadratic promises beyond them may be far from what the loss does there.
+    height = found.loss + prior.energy(w.double())
+    there = replace(found.posterior, mean=w.double() - prior.centers)
+    sums = statistics(prior, there, torch.ones_like(found.loss))
     reply = {f"one_{name}": sums[name][:, 0] for name in ("first", "second", "spread")}
-    return own, {"one_evidence": found.evidence[:, 0], **reply}
+    evidence = prior.log_volume(there.covariance) - height
+    return w[:, 0], {"one_evidence": evidence[:, 0], **reply}
 
 
-def _fitted(site: Site, prior: Prior, w: Tensor, scale: Tensor) -> Fit:
-    found = fit(site, prior, w[:, None], scale[:, None])
+def _fitted(site: Site, prior: Prior, w: Tensor, scale: Tensor) -> tuple[Tensor, Fit]:
+    """Take Newton's steps from `w[m, 1, P]`, none that makes it worse; return models and the fit there."""
+    found = fit(site, prior, w, scale)
     for _ in range(STEPS - 1):
-        found = fit(site, prior, (prior.centers + found.posterior.mean).to(w.dtype), scale[:, None])
-    return found
+        near = (prior.centers + found.posterior.mean).to(w.dtype)
+        further = fit(site, prior, near, scale)
+        better = further.loss + prior.energy(near.double()) <= found.loss + prior.energy(w.double())
+        w = torch.where(better[:, :, None], near, w)
+        found = _either(better, further, found)
+    return w, found
+
+
+def _either(first: Tensor, one: Fit, two: Fit) -> Fit:
+    """Return the one fit for clients `first[m, 1]`, the other for the rest."""
+
+    def of(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(first.view(*first.shape, *[1] * (a.ndim - 2)), a, b)
+
+    both = zip(_parts(one.posterior), _parts(two.posterior), strict=True)
+    return Fit(of(one.loss, two.loss), Posterior(*(of(a, b) for a, b in both)), of(one.points, two.points))
+
+
+def _parts(found: Posterior) -> tuple[Tensor, Tensor, Tensor]:
+    return found.mean, found.covariance, found.log_evidence
 
 
 def learned(extra: Mapping[str, Tensor], answer: Answer, clients: int, spread: float) -> dict[str, Tensor]:
