@@ -64,7 +64,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY) $(WRITER)
 	@$(BIN)/pyright
 
 docs: $(READY)  ## the page of all algorithms, from their docstrings
