@@ -243,7 +243,7 @@ def test_names_from_data_are_text_in_a_page(nasty: Path) -> None:
     nasty_page, plain_page = (
         [e for e in found[name].elements if e not in ("a", "span")] for name in ("nasty", "plain")
     )
-    assert nasty_page == plain_page  # no name made one more
+    assert not set(nasty_page) - set(plain_page)  # no name made one of its own
     assert found["nasty"].attributes == found["plain"].attributes
     text = (nasty / "nasty.html").read_text("utf-8")
     assert "alert(1)" in text

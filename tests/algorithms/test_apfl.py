@@ -59,7 +59,8 @@ def test_the_personal_model_is_the_mix_with_the_clients_own_w() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_the_center_is_that_of_fedavg_for_every_alpha(local: Any, alpha: float) -> None:
     mixed, plain = (fitted(a, regression_clients(), 3, local) for a in (fs.APFL(K=3, alpha=alpha), fs.FedAvg(K=3)))
-    assert torch.equal(mixed.state.centers, plain.state.centers)
+    # FedAvg's local solves are one compiled loop, which rounds otherwise.
+    assert torch.allclose(mixed.state.centers, plain.state.centers, rtol=0, atol=1e-12)
 
 
 def test_with_alpha_0_the_personal_model_is_the_w_of_fedavg() -> None:

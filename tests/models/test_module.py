@@ -53,13 +53,12 @@ def one_by_one(make: Callable[[], nn.Module], w: Tensor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("make", "shape", "backends"),
-    [(convolution, IMAGES, {"loop", "stacked"}), (Recurrent, SEQUENCES, {"loop"})],
+    [(convolution, IMAGES, {"loop", "stacked"}), (Recurrent, SEQUENCES, {"loop", "stacked"})],
     ids=["conv", "lstm"],
 )
 def test_outputs_of_a_stack_equal_the_networks_one_by_one(
     make: Callable[[], nn.Module], shape: DataShape, backends: set[str]
 ) -> None:
-    # A recurrent network cannot be stacked by vmap and has to fall back to client by client.
     model = fs.models.module(make)(shape)
     assert set(model.backends) == backends
     w, x = random_stack(model, 3), torch.randn(3, 5, *shape.input, dtype=torch.float64)

@@ -27,7 +27,7 @@ STEPS = 3  # of Newton on paper, counted with the look at where they begin
 
 def begun(c: Tensor, width: Tensor) -> dict[str, Tensor]:
     """Return the one prior before the first round, at the first center and narrow: it widens faster than it narrows."""
-    return {"one": c[:1], "one_covariance": width[:1] * NARROW**2, "merged": c.new_zeros(())}
+    return {"one": c[:1].clone(), "one_covariance": width[:1] * NARROW**2, "merged": c.new_zeros(())}
 
 
 def one_of(extra: Mapping[str, Tensor]) -> Prior:
