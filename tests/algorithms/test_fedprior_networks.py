@@ -34,7 +34,7 @@ def test_what_a_network_is() -> None:
 def test_one_center_is_that_of_fedavg(K: int | str) -> None:
     runs = [
         fitted(a, class_clients(), 4, model=fs.models.mlp(hidden=[4]), solver=SGD)
-        for a in (fs.FedPrior(S=1, K=K), fs.FedAvg(K=K))  # pyright: ignore[reportArgumentType]
+        for a in (fs.FedPrior(S=1, K=K, reach=1), fs.FedAvg(K=K))  # pyright: ignore[reportArgumentType]
     ]
     assert torch.equal(runs[0].state.centers, runs[1].state.centers)
 
@@ -45,17 +45,17 @@ def test_a_fixed_width_is_dittos_personal_model() -> None:
     for k, (x, y) in enumerate(pairs):
         lam = 1 / (len(y) * spread**2)
         ditto = fitted(fs.Ditto(lam=lam), [(x, y)], 1, begun={"centers": run.state.centers})
-        assert torch.allclose(run.engine.client_states["w"][k], ditto.engine.client_states["w"][0], atol=1e-8)
+        assert torch.allclose(run.engine.client_states["own"][k, 0], ditto.engine.client_states["w"][0], atol=1e-8)
 
 
 def test_a_very_wide_prior_is_local_training() -> None:
     run = fitted(fed_prior(spread=1e5, learn=False), regression_clients(), 1)
-    assert run.engine.client_states["w"].numpy() == pytest.approx(least_squares(regression_clients()), abs=1e-6)
+    assert run.engine.client_states["own"][:, 0].numpy() == pytest.approx(least_squares(regression_clients()), abs=1e-6)
 
 
 def test_a_very_narrow_prior_is_one_model_for_all() -> None:
     run = fitted(fed_prior(spread=1e-4, learn=False), regression_clients(), 1)
-    assert torch.allclose(run.engine.client_states["w"], run.state.centers.expand(8, -1), atol=1e-5)
+    assert torch.allclose(run.engine.client_states["own"][:, 0], run.state.centers.expand(8, -1), atol=1e-5)
 
 
 # --- clients that differ, and that do not -----------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_personal_models_beat_the_center_and_training_alone() -> None:
 
 def test_where_nobody_differs_the_center_is_kept() -> None:
     federation = fs.Federation.from_clients(people(0.0), held_out=0.4)
-    runs = [fitted(a, federation, 3) for a in (fed_prior(), fs.FedAvg())]
+    runs = [fitted(a, federation, 10) for a in (fed_prior(), fs.FedAvg())]
     ours, center = [found.mean for run in runs if (found := run.scores().personal_held_out) is not None]
     assert ours < 1.01 * center
 
@@ -120,6 +120,6 @@ def test_a_client_that_comes_later_takes_the_same_way() -> None:
     assert desk.way == way
     adopted = desk.adopt(*pairs[0], how="personal").ensemble.w[0]
     distance = (adopted - run.state.centers[0]).norm()
-    member = (run.engine.client_states["w"][0] - run.state.centers[0]).norm()
+    member = (run.engine.client_states["own"][0, 0] - run.state.centers[0]).norm()
     assert float(distance) == pytest.approx(float(member), rel=0.5)  # other batches
     assert algorithm.way(fitted(algorithm, pairs, 0, model=fs.models.mlp(hidden=[4]), solver=SGD).state) is None

@@ -24,10 +24,13 @@ from fedsoft.clusters.laplace import (
     unit,
 )
 from fedsoft.clusters.learned_prior import HALF_CLIENT, Prior, Sums, blended, improved
+from fedsoft.clusters.network_levels import NetworkLevels
+from fedsoft.clusters.network_prior import is_network
 from fedsoft.clusters.one_prior import NARROW, begun, explained, learned, merged, told
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.contract import Ask, Needs, PersonalModels, State, Way, job
 from fedsoft.core.metrics import squared_loss
+from fedsoft.core.model import Model
 from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
@@ -39,7 +42,7 @@ FLOOR = 0.05  # least share of all clients for either level: the one that is beh
 
 
 @settings
-class FedLevels(Algorithm):
+class FedLevels(NetworkLevels):
     """A client has one taste, or its points come from several sources: both are learned, and evidence tells which.
 
     It holds FedPrior and a mixture of sources in one model, and charges each kind of client for the freedom that it
@@ -70,6 +73,11 @@ class FedLevels(Algorithm):
     As in FedPrior clients predict under one prior for everybody, if S centers do not explain them better than that by
     more than what they consist of.
 
+    Networks are trained to no minimum and have no curvature to trust. After a start by FedAvg some clients train one
+    model for all, others a center each, and some route each point to its own; points that clients hold back then decide
+    which of the three all clients train, and in the last round how far personal models go from there
+    (`clusters.network_levels`).
+
     With rho = 0 this is FedPrior; with rho = 1 and Omega -> 0 FedEM, whose shares are integrated over; where one center
     of no width is left, one model for all.
 
@@ -77,14 +85,18 @@ class FedLevels(Algorithm):
         S: number of tastes, and of sources.
         K: clients drawn in a round between estimations, or "all".
         tau: rounds between estimations.
-        covariance: of tastes and sources, `full` or `diagonal`; `auto` is full up to 32 parameters.
+        covariance: of tastes and sources, `full` or `diagonal`; or `isotropic`: decided by points that clients hold
+            back. `auto` is isotropic for networks, else full up to 32 parameters.
         spread: standard deviation of clients' parameters around their taste that is assumed at first, and a tenth of it
             around sources. It keeps the weight of one client.
+        reach: networks, where one model is trained for all: a round takes it so many times as far as the mean of what
+            clients trained; 1 is FedAvg's step.
 
     Cost: one task per client drawn and S evaluations of its points, every tau rounds 2 S tasks of all clients; a
         curvature after each (one evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and
         widths. Up: S models, their squares and uncertainties (matrices with `full`), 2 S of each where p is estimated,
-        and one model at the start.
+        and one model at the start. For networks (`isotropic`) one task per client drawn; up S models where points are
+        routed, else one; once three tasks of all clients, and in the last round up to 12 of K clients and 8 of all.
 
     Use it: when it is not known whether clients differ as people do or mix a few sources.
 
@@ -102,8 +114,9 @@ class FedLevels(Algorithm):
     S: Annotated[int, Field(ge=1)] = 2
     K: Participants = "all"
     tau: Annotated[int, Field(ge=1)] = 2
-    covariance: Literal["auto", "diagonal", "full"] = "auto"
+    covariance: Literal["auto", "diagonal", "full", "isotropic"] = "auto"
     spread: Annotated[float, Field(gt=0)] = 1.0
+    reach: Annotated[float, Field(ge=1, lt=2)] = 1.6
 
     @property
     def needs(self) -> Needs:
@@ -111,6 +124,8 @@ class FedLevels(Algorithm):
 
     def init(self, site: Site, clients: int) -> State:
         """Return one draw for each taste, with the same for the sources, and the widths that are assumed."""
+        if self._isotropic(site.model):
+            return self.init_network(site, clients)
         c = torch.stack([site.draw("center", s) for s in range(self.S)])
         width = torch.cat([c.new_full(c.shape, self._variance(level)) for level in (0, 1)])
         if self.covariance == "full" or (self.covariance == "auto" and c.shape[1] <= FULL):
@@ -127,6 +142,8 @@ class FedLevels(Algorithm):
 
     def init_client(self, site: Site) -> ClientState:
         """Know nothing yet of the client's kind."""
+        if self._isotropic(site.model):
+            return self.init_network_client(site)
         c = torch.stack([site.draw("center", s) for s in range(self.S)]).repeat(2, 1)
         even = c.new_full((len(site), self.S), 1 / self.S)
         fresh = torch.ones(len(site), dtype=torch.bool, device=c.device)
@@ -136,10 +153,12 @@ class FedLevels(Algorithm):
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Find where sources start; then estimate kinds or have clients draw them, and improve both priors."""
+        if "picture" in state.extra:
+            return self.network_round(state, t, ask)
         age = age_of(state, t)
         due = age % self.tau == 0
         ids = ask.everyone if due or age < 0 else participants(ask, self.K)
-        work = "explore" if age < 0 else "estimate" if due else "train"
+        work = "alone" if age < 0 else "estimate" if due else "train"
         names = ["models", "covariance", "shares", "s2", "rho", "open"]
         names += ["one", "one_covariance"] if work == "estimate" and self.S > 1 else []
         answer = ask(work, ids, each=None, **{name: state.extra[name] for name in names})
@@ -201,7 +220,7 @@ class FedLevels(Algorithm):
         }  # fmt: skip
 
     @job(w=MODEL)
-    def explore(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+    def alone(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve for one taste near the first center, so that where points tell nothing all are alike."""
         prior, scale = prior_of(shared), self._units(site, shared)[:, 0]
         first = torch.zeros(len(site), dtype=torch.int64, device=scale.device)
@@ -274,6 +293,8 @@ class FedLevels(Algorithm):
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return all models of the client with their shares, or that under the one prior for everybody."""
+        if "picture" in state.extra:
+            return self.predict_network(mine, state)
         if "merged" in state.extra and bool(state.extra["merged"]):
             return PersonalModels(mine["one"])
         p = _counted(mine["p"], state.extra["open"])[:, None]
@@ -281,8 +302,20 @@ class FedLevels(Algorithm):
 
     def adopt(self, site: Site, state: State) -> PersonalModels | None:
         """Find the kind of new clients by evidence, and their models under the learned priors."""
+        if "picture" in state.extra:
+            return self.adopt_network(site, state)
         mine = self.init_client(site) | {"w": state.extra["models"].repeat(len(site), 1, 1)}
         return self.predict(site, settled(self.estimate, site, mine, dict(state.extra)), state)
+
+    def closing_tasks(self, model: Model) -> int:
+        return self.MOST_TASKS if self._isotropic(model) else 0
+
+    def way(self, state: State) -> Way | None:
+        """Return the way from a center to a network of a client's own, once it is known, unless it mixes centers."""
+        return self.network_way(state) if "picture" in state.extra else None
+
+    def _isotropic(self, model: Model) -> bool:
+        return self.covariance == "isotropic" or (self.covariance == "auto" and is_network(model.layout))
 
     def _variance(self, level: int) -> float:
         return (self.spread * (NARROW if level else 1)) ** 2

@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.clusters.closing import way_of
 from fedsoft.clusters.evidence import Evidence
 from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit
 from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
-from fedsoft.clusters.network_prior import NetworkPrior, is_network, way_of
+from fedsoft.clusters.network_prior import NetworkPrior, is_network
 from fedsoft.clusters.one_prior import begun, explained, learned, merged, told
-from fedsoft.clusters.personal_way import TASKS
 from fedsoft.clusters.selection import Participants, draw_centers, participants
 from fedsoft.clusters.variation import differences, groups_of, numbers_of
 from fedsoft.core.contract import Ask, PersonalModels, State, Way, job
@@ -65,13 +65,15 @@ class FedPrior(NetworkPrior):
             clients hold back. `auto` is isotropic for networks, else full up to 32 parameters.
         spread: standard deviation of clients' parameters around their center that is assumed at first. It keeps the
             weight of one client.
+        reach: networks: a round takes a center so many times as far as the mean of what clients trained, since a few
+            epochs end before the minimum, and clients' own ways partly cancel in the mean; 1 is FedAvg's step.
         learn: learn Sigma_s, pi and s2; without it they stay as they were assumed.
         predict_with: the `mixture` sum_s r_ks p(y | x, w_ks) of the client's S models, or their `mean` sum_s r_ks w_ks.
 
     Cost: one task per client drawn, and every tau rounds S tasks of all clients; a curvature after each (one evaluation
         for each of up to 256 parameters, or one gradient). Down: S models and widths. Up: one model, its square and its
         uncertainty (matrices with `full`), S of each where r is estimated. For networks (`isotropic`) one model up;
-        in the last round up to 8 tasks of K clients, and as many of all.
+        in the last round up to 12 tasks of K clients, and up to 8 of all.
 
     Use it: when clients differ as people do: each has one way, near one of a few common ones, and few points.
 
@@ -91,6 +93,7 @@ class FedPrior(NetworkPrior):
     tau: Annotated[int, Field(ge=1)] = 2
     covariance: Literal["auto", "diagonal", "full", "isotropic"] = "auto"
     spread: Annotated[float, Field(gt=0)] = 1.0
+    reach: Annotated[float, Field(ge=1, lt=2)] = 1.6
     learn: bool = True
     predict_with: Literal["mixture", "mean"] = "mixture"
 
@@ -241,7 +244,7 @@ class FedPrior(NetworkPrior):
         return self.predict(site, settled(self.estimate, site, mine, shared), state)
 
     def closing_tasks(self, model: Model) -> int:
-        return 2 * TASKS if self._isotropic(model) else 0  # the trial's and the client's own
+        return self.MOST_TASKS if self._isotropic(model) else 0
 
     def way(self, state: State) -> Way | None:
         """Return the way from a center to a network of a client's own, once it is known."""

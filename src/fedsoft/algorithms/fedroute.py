@@ -10,18 +10,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedsoft.clusters.averaging import average, mean_over_points
+from fedsoft.clusters.averaging import mean_over_points
 from fedsoft.clusters.collapse import unused
 from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
 from fedsoft.clusters.least_squares import parted, solved, sums
-from fedsoft.clusters.posterior import draw_ties, posterior, summed_outputs
+from fedsoft.clusters.routing import FIXED, Routing, first_s2, routed_centers
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
-from fedsoft.core.metrics import squared_loss
+from fedsoft.core.contract import Ask, Needs, PersonalModels, State, job
 from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, NUMBER, Answer, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
@@ -30,8 +28,6 @@ __all__ = ["FedRoute"]
 
 SETTLE = 5  # rounds between two checks for twins
 SHARE = 0.3  # of the clients take part in the trial
-UNKNOWN = 0.0  # the scale s2 of the noise before the first routed round
-FIXED = 0.5  # the scale of losses that are log-likelihoods themselves: exp(-l) as it is
 
 
 class Phase(enum.IntEnum):
@@ -43,7 +39,7 @@ class Phase(enum.IntEnum):
 
 
 @settings
-class FedRoute(Starts, Algorithm):
+class FedRoute(Starts, Routing):
     """Every client gives each of its points to the center that most probably made it, and trains centers on those.
 
     Some rounds are FedSoft's own, with one model per client; a trial tells whether giving each point to its own
@@ -143,7 +139,7 @@ class FedRoute(Starts, Algorithm):
         phase = Phase.HARD if self.S == 1 else Phase.TRIAL if self.trial else Phase.ROUTED
         phase = Phase.ROUTED if linear else phase
         extra = {
-            "s2": c.new_tensor(UNKNOWN if site.model.loss is squared_loss else FIXED),
+            "s2": c.new_tensor(first_s2(site.model)),
             "linear": torch.tensor(linear), "phase": torch.tensor(phase), "tried": c.clone(),
             "trial_left": torch.tensor(self.trial), "ties_left": torch.tensor(self.ties),
         }  # fmt: skip
@@ -164,13 +160,13 @@ class FedRoute(Starts, Algorithm):
         state = state.update(extra=older(state))
         match phase:
             case Phase.HARD:
-                state = self._play_hard(state, ask, ids, notes)
+                state = self.play_hard(state, ask, ids, notes)
             case Phase.ROUTED:
                 state = self._play_routed(state, ask, ids, notes, age)
             case Phase.TRIAL:
                 state = self._draw_trial(state, ask)
                 tries = state.per_client["trial"].cpu().numpy()[ids]
-                state = self._play_hard(state, ask, ids[~tries], notes)
+                state = self.play_hard(state, ask, ids[~tries], notes)
                 state = self._play_routed(state, ask, ids[tries], notes, age, trial=True)
                 state = self._judge_trial(state, notes)
         return state, notes
@@ -178,17 +174,6 @@ class FedRoute(Starts, Algorithm):
     def _phase(self, state: State, age: int) -> Phase:
         warming_up = age < self.hard and not bool(state.extra["linear"])
         return Phase.HARD if warming_up else Phase(int(state.extra["phase"]))
-
-    def _play_hard(self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any]) -> State:
-        """Have these clients train the center that fits them best; average by choice."""
-        answer = ask("choose", ids, centers=state.centers)
-        notes["answered"] += len(answer.ids)
-        if not len(answer.ids):
-            return state
-        notes["hard_loss"] = mean_over_points(ask, answer, "loss")
-        u = answer.update("u", state.u)
-        weights = u[answer.ids].T.double() * ask.sizes[answer.ids]
-        return state.update(u=u, centers=average(answer["w"], weights, old=state.centers))
 
     def _play_routed(
         self, state: State, ask: Ask, ids: Ids, notes: dict[str, Any], age: int, trial: bool = False
@@ -210,8 +195,7 @@ class FedRoute(Starts, Algorithm):
                 new = other
                 ask("open", ask.everyone)
         else:
-            given, total = answer["n"].weighted(each)[0][:, None], answer["sum"].weighted(each)[0]
-            new = torch.where(given > 0, total / given.clamp(min=1), c.double())
+            new = routed_centers(answer, c)
         loss = notes["routed_loss"] = mean_over_points(ask, answer, "loss")
         if float(s2) != FIXED:
             s2 = c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
@@ -255,48 +239,12 @@ class FedRoute(Starts, Algorithm):
         ask("open", ask.everyone)
         return state.update(centers=c)
 
-    @job()
-    def open(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Reset the prior."""
-        return mine | {"open": torch.ones_like(mine["open"])}, {}
-
-    @job(u=MIXTURE, w=MODEL, loss=NUMBER)
-    def choose(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Train the center of the smallest mean loss on all points, as in IFCA."""
-        c = shared["centers"]
-        loss, s = site.data.mean_by_client(site.losses(c)).min(1)
-        w, _ = site.solve(c[s])
-        u = one_hot(s, self.S).to(c.dtype)
-        reply = {"u": u, "w": w, "loss": loss / summed_outputs(site)}
-        return mine | {"u": u, "open": torch.ones_like(mine["open"])}, reply
-
-    @job(u=MIXTURE, loss=NUMBER, sum=MODEL, n=COUNTS)
-    def route(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Train each center on the points it most probably made."""
-        c, data = shared["centers"], site.data
-        q, _, mine, reply = self._shares(site, mine, shared)
-        part = draw_ties(site, q) if bool(shared["ties"]) else q.argmax(1)
-        given = data.mean_by_client(one_hot(part, self.S).to(c.dtype)) * data.sizes[:, None]
-        given = torch.where(given >= site.least_points, given, 0.0)
-        w = site.solve_parts(c.expand(len(site), -1, -1), part)
-        return mine, reply | {"sum": w * given[:, :, None], "n": given}
-
     @job(u=MIXTURE, loss=NUMBER, gram=MODEL, sum=MODEL, n=COUNTS, misfit=NUMBER)
     def gather(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Send the sums of weighted least squares."""
-        q, losses, mine, reply = self._shares(site, mine, shared)
+        q, losses, mine, reply = self.explained(site, mine, shared)
         return mine, reply | sums(site, q, losses)
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return the client's mixture of all centers, or its main center."""
         return mixed(state.centers, mine["u"], largest=self.predict_with == "largest")
-
-    def _shares(self, site: Site, mine: ClientState, shared: Reply) -> tuple[Tensor, Tensor, ClientState, Reply]:
-        """Return posterior and losses of every point, the new client state, and what is sent of them."""
-        data, losses = site.data, site.losses(shared["centers"])
-        nearest = (data.mean_by_client(losses.amin(1)) / summed_outputs(site)).clamp(min=torch.finfo(losses.dtype).tiny)
-        s2 = torch.where(shared["s2"] > 0, shared["s2"], nearest)[data.owners, None]
-        prior = torch.where(mine["open"][:, None], 1 / self.S, (1 - self.eps) * mine["u"] + self.eps / self.S)
-        q = posterior(losses, prior[data.owners], s2)
-        u, loss = data.mean_by_client(q), data.mean_by_client((q * losses).sum(1)) / summed_outputs(site)
-        return q, losses, mine | {"u": u, "open": torch.zeros_like(mine["open"])}, {"u": u, "loss": loss}

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fedsoft.clusters.averaging import average, mean_by
+from fedsoft.clusters.closing import Beginning, Closing, reached
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.learned_prior import shares_of
-from fedsoft.clusters.personal_way import SCALES, TASKS, Trial, hold_back, pull_to, taken, task_solver
-from fedsoft.clusters.selection import Participants, draw_centers, participants
-from fedsoft.core.batches import Prox
-from fedsoft.core.contract import Algorithm, Ask, PersonalModels, State, Way, job
+from fedsoft.clusters.personal_way import hold_back
+from fedsoft.clusters.selection import draw_centers, participants
+from fedsoft.core.contract import Ask, PersonalModels, State, job
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
 from fedsoft.core.model import Layout
-from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, NUMBER, ClientState, Ids, Reply
+from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 
 
@@ -30,47 +30,43 @@ def is_network(layout: Layout) -> bool:
     return sum(len(shape) >= 2 for shape in layout.shapes.values()) > 1
 
 
-class NetworkPrior(Algorithm):
+class NetworkPrior(Closing):
     """The rounds and jobs of networks; subclasses declare the settings.
 
     Maths. A client draws its center s with probability r_ks, and
 
-        w_k = local solution of f_k from c_s,   c_s = sum_k n_k w_k / sum_k n_k       over those that drew s
+        w_k = local solution of f_k from c_s,   c_s += reach (sum_k n_k w_k / sum_k n_k - c_s)   over those that drew s
         r_ks ~ pi_s exp(-n_k mean held-back loss of the local solution from c_s)      every tau rounds, where S > 1
 
-    After the last round K clients try out how far to go from a center, and then all take that way: `personal_way`.
+    After the last round K clients try out how far to go from a center, and then all take that way: `closing`.
     """
 
     S: int
-    K: Participants
     tau: int
-    spread: float
-    learn: bool
+    reach: float
 
     def init_network(self, site: Site, clients: int) -> State:
         """Return copies of one draw as centers: they part as clients do. No way is known yet."""
         c = site.draw("center", 0).repeat(self.S, 1)
         u = c.new_full((clients, self.S), 1 / self.S)
-        extra = {"shares": u.new_full((self.S,), 1 / self.S), "strengths": c.new_zeros(TASKS), "scale": c.new_zeros(())}
+        extra = {"shares": u.new_full((self.S,), 1 / self.S), **self.unknown_way(c)}
         return State(c, u, extra=extra)
 
     def init_network_client(self, site: Site) -> ClientState:
         """Start without a model, and with equal shares."""
-        w = site.draw("center", 0).repeat(len(site), 1)
-        r = w.new_full((len(site), self.S), 1 / self.S)
-        return {"w": w, "mean": w, "r": r, "tuned": torch.zeros(len(site), dtype=torch.bool, device=w.device)}
+        w = site.draw("center", 0).repeat(len(site), 1, 1)
+        return {**self.untuned(w), "r": w.new_full((len(site), self.S), 1 / self.S)}
 
     def network_round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Weigh the centers, or train them; in the last round find the way to personal models, and have all take it."""
         due = self.S > 1 and t % self.tau == 0
-        ids = ask.everyone if due else participants(ask, self.K)
+        ids, old = ask.everyone if due else participants(ask, self.K), state.centers
         state, answered = self._weighed(state, ask) if due else self._trained(state, ask, ids)
         notes: dict[str, Any] = {"selected": len(ids), "answered": answered}
         if ask.last:
-            state = self._with_way(state, ask)
-            strengths, scale = state.extra["strengths"], state.extra["scale"]
-            tuned = ask("tune", ask.everyone, centers=state.centers, strengths=strengths, scale=scale)
-            notes["tuned"] = len(tuned.ids)
+            if self.reach > 1:  # steps that go beyond the mean swing: half way between the last two there is less of it
+                state = state.update(centers=(old + state.centers) / 2)
+            state, notes["tuned"] = self.closed(state, ask)
         return state, notes
 
     def _trained(self, state: State, ask: Ask, ids: Ids) -> tuple[State, int]:
@@ -82,7 +78,7 @@ class NetworkPrior(Algorithm):
             c, _ = mean_by(answer, "w", "s", c, n)
         else:
             c = average(answer["w"], one_hot(answer["s"].gather(), self.S).T.double() * n, c)
-        return state.update(centers=c), len(answer.ids)
+        return state.update(centers=reached(state.centers, c, self.reach)), len(answer.ids)
 
     def _weighed(self, state: State, ask: Ask) -> tuple[State, int]:
         c = state.centers
@@ -93,26 +89,8 @@ class NetworkPrior(Algorithm):
         r = answer["r"].weighted(torch.stack([torch.ones_like(n), n]))  # of clients, and of their points
         moved = answer["first"].weighted(n[None])[0] / r[1].clamp(min=torch.finfo(torch.float64).tiny)[:, None]
         shares = shares_of(r[0]) if self.learn else state.extra["shares"]
-        c, u = (c.double() + moved).to(c.dtype), answer.note("r", state.mixture)
+        c, u = (c.double() + self.reach * moved).to(c.dtype), answer.note("r", state.mixture)
         return state.update(centers=c, u=u, extra={"shares": shares.to(c.dtype)}), len(answer.ids)
-
-    def _with_way(self, state: State, ask: Ask) -> State:
-        """Return the state with the way that some clients have tried out: one task each, until it is over."""
-        trial, ids = Trial.begin(self.spread**-2), participants(ask, self.K)
-        way = Way((trial.strength,) * TASKS, 1.0)
-        like = state.centers
-        if self.learn:
-            while not trial.over:
-                now = {"strength": like.new_tensor(trial.strength), "task": torch.tensor(len(trial.tried))}
-                answer = ask("try_out", ids, centers=like, **now)
-                if not len(answer.ids):
-                    break
-                everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
-                trial = trial.after(answer["held_back"].weighted(everybody)[0])
-            way = trial.way
-        strengths = like.new_zeros(TASKS)
-        strengths[: len(way.strengths)] = like.new_tensor(way.strengths)
-        return state.update(extra={"strengths": strengths, "scale": like.new_tensor(way.scale)})
 
     @job(s=CHOICE, w=MODEL)
     def advance(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
@@ -132,36 +110,13 @@ class NetworkPrior(Algorithm):
         r = (shared["shares"].double().log() + fit).softmax(1).to(site.dtype)
         return mine | {"r": r}, {"r": r, "first": r[:, :, None] * (w - c)}
 
-    @job(held_back=NUMBER)
-    def try_out(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Do the next task of a way on a part of the points; return losses of the others along the line to it."""
-        c, task = shared["centers"][mine["r"].argmax(1)], int(shared["task"])
-        rest, back = hold_back(site, "held back from the way")
-        w, before = (c, c) if task == 0 else (mine["w"], mine["mean"])
-        w = _solve(rest, w, pull_to(c, float(shared["strength"]), rest.data.sizes), task)
-        mean = before + (w - before) / (task + 1)
-        losses = torch.stack([back.own_losses(c + scale * (mean - c)) for scale in SCALES], 1).nan_to_num()
-        return mine | {"w": w, "mean": mean}, {"held_back": losses}
-
-    @job()
-    def tune(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Take the way from the client's most probable center, with all points."""
-        c = shared["centers"][mine["r"].argmax(1)]
-        w = taken(way_of(shared), c, site.data.sizes, lambda w, pull, task: _solve(site, w, pull, task))
-        return mine | {"w": w, "tuned": torch.ones_like(mine["tuned"])}, {}
+    def beginning(self, site: Site, mine: ClientState, shared: Mapping[str, Tensor]) -> Beginning:
+        """Begin at the most probable center."""
+        return Beginning.at(site, shared["centers"][mine["r"].argmax(1)])
 
     def predict_network(self, mine: ClientState, state: State) -> PersonalModels:
         """Return the client's own model, or its most probable center while it has none."""
-        return PersonalModels(torch.where(mine["tuned"][:, None], mine["w"], state.centers[mine["r"].argmax(1)]))
-
-
-def way_of(extra: Mapping[str, Tensor]) -> Way:
-    """Return the way that a state holds, or that clients received."""
-    return Way(tuple(s for s in extra["strengths"].tolist() if s > 0), float(extra["scale"]))
-
-
-def _solve(site: Site, w: Tensor, pull: Prox, task: int) -> Tensor:
-    return site.by(task_solver(site.solver, task)).solve(w, prox=pull, label=f"way {task}")[0]
+        return self.predict_tuned(mine, PersonalModels(state.centers[mine["r"].argmax(1)]))
 
 
 def _log_likelihood(site: Site, loss: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The personal model of a network is meant to be the mode of its posterior under w
 
 A few epochs of a first-order solver end near it, not at it: iterates wander about the minimum as far as the learning
 rate lets them, and their mean is closer to it than any of them. So a way is a task for each of a few strengths, each
-from where the one before has ended, with the learning rate divided by its number (Robbins and Monro's steps), and the
+from where the one before has ended, with a learning rate divided by its number (Robbins and Monro's steps), and the
 mean of where they ended, taken times a scale:
 
     w_k = c + scale (mean of the w after each task - c)
@@ -35,6 +35,7 @@ HELD_BACK = 0.2  # share of its points that a client does not train on where mod
 TASKS = 8  # the most that a way has: the trial ends before, where the loss of points held back rises
 SCALES = tuple(i / 8 for i in range(13))  # 0 to 1.5: where on the line through center and model losses are compared
 LARGEST_FACTOR = 4.0  # by which the strength changes after one task
+SLOWER, RATES = 3.0, 4  # by which the learning rate is divided while that is better, and how many are tried at most
 
 Solve = Callable[[Tensor, Prox, int], Tensor]
 """Does a task: from models `[m, P]` under a pull, with batches that are named by the number of the task."""
@@ -46,9 +47,9 @@ def pull_to(c: Tensor, strength: float, sizes: Tensor) -> Prox:
     return Prox(each, each * c)
 
 
-def task_solver(solver: Solver, task: int) -> Solver:
-    """Return the local solver for a task of a way: steps become smaller as 1 / (task + 1)."""
-    return slowed(solver, 1 / (task + 1))
+def task_solver(solver: Solver, task: int, rate: float = 1.0) -> Solver:
+    """Return the local solver for a task of a way: its steps are `rate` of the run's, and smaller as 1 / (task + 1)."""
+    return slowed(solver, rate / (task + 1))
 
 
 def taken(way: Way, c: Tensor, sizes: Tensor, solve: Solve) -> Tensor:
@@ -76,15 +77,15 @@ class Trial:
     tried: tuple[float, ...] = ()
 
     @staticmethod
-    def begin(strength: float) -> Trial:
-        return Trial(strength, Way((), 0.0), float("inf"))
+    def begin(strength: float, rate: float = 1.0) -> Trial:
+        return Trial(strength, Way((), 0.0, rate), float("inf"))
 
     def after(self, losses: Tensor) -> Trial:
         """Return it after one more task, with the summed losses at `SCALES` of the models that it led to."""
         scale, loss = lowest(losses)
         tried = (*self.tried, self.strength)
         factor = min(max(scale**-2 if scale > 0 else LARGEST_FACTOR, 1 / LARGEST_FACTOR), LARGEST_FACTOR)
-        way = Way(tried, scale) if loss < self.loss else self.way
+        way = Way(tried, scale, self.way.rate) if loss < self.loss else self.way
         return Trial(self.strength * factor, way, min(loss, self.loss), tried)
 
     @property

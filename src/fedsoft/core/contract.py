@@ -146,10 +146,12 @@ class Way:
     Arguments:
         strengths: of the pull towards the center, divided by n_k, in each of its tasks.
         scale: what the mean difference from the center is multiplied by in the end.
+        rate: what the learning rate of the run is multiplied by.
     """
 
     strengths: tuple[float, ...]
     scale: float
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -187,10 +187,10 @@ class NewClients:
         return PersonalModels(self._solved(data, u, start, names))
 
     def _solved(self, data: ClientData, u: Tensor, start: Tensor, names: list[str]) -> Tensor:
-        if self.way is not None:
+        if (way := self.way) is not None:
             return taken(
-                self.way, start, data.sizes,
-                lambda w, pull, task: replace(self, solver=task_solver(self.solver, task)).solve(
+                way, start, data.sizes,
+                lambda w, pull, task: replace(self, solver=task_solver(self.solver, task, way.rate)).solve(
                     data, w, pull, names, "way", task
                 )[0],
             )  # fmt: skip

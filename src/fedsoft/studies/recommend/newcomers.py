@@ -48,6 +48,12 @@ def serve(run: Run, newcomers: Federation, measure: Measure, candidate: Candidat
             for t in range(rounds_of_a_client(run)):
                 new, _ = engine.round(state, t)
                 state = State(state.centers, new.mixture, new.per_client, {**state.extra, **older(state)})
+            if "strengths" in state.extra:  # networks with a learned prior: models of their own come last
+                way = {
+                    name: state.extra[name] for name in ("strengths", "scale", "rate", "picture") if name in state.extra
+                }
+                engine.begin_round(state, 0, last=True)
+                engine("tune", engine.everyone, each=None, centers=state.centers, **way)
         return measure(engine, state, newcomers.held_out)
 
 
