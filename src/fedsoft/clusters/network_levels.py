@@ -172,7 +172,10 @@ class NetworkLevels(Starts, Routing, Closing):
         return explained(site, shared["centers"], Picture(int(shared["picture"])))
 
     def predict_network(self, mine: ClientState, state: State) -> PersonalModels:
-        """Return the client's own models, or while it has none the centers by their shares."""
+        """Return the client's own model, or models where it mixes several; while it has none, centers by its shares."""
+        if int(state.extra["picture"]) in (Picture.ONE, Picture.CLIENTS):
+            own = mine["own"][torch.arange(len(mine["u"])), mine["shares"].argmax(1)]
+            return PersonalModels(torch.where(mine["tuned"][:, None], own, state.centers[mine["u"].argmax(1)]))
         return self.predict_tuned(mine, PersonalModels(state.centers.expand(len(mine["u"]), -1, -1), mine["u"]))
 
     def adopt_network(self, site: Site, state: State) -> PersonalModels | None:
