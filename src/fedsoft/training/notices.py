@@ -103,11 +103,12 @@ def collapsed(record: RoundRecord) -> list[Notice]:
     if record.phase == POOLED:
         return []
     found = []
-    for s in unused(record.use):
+    copies = [s for s, distance in enumerate(record.apart) if distance < COPY]
+    # Which of two copies has the points is decided by rounding, and tells nothing.
+    for s in (s for s in unused(record.use) if s not in copies):
         share, clients = 100 * record.use[s], record.effective[s]
         text = f"center {s} is hardly used: {share:.1f} % of the points, by {clients:.1f} clients"
         found.append(Notice(Kind.UNUSED, str(s), text))
-    copies = [s for s, distance in enumerate(record.apart) if distance < COPY]
     return found + [Notice(Kind.COPY, str(s), f"center {s} is a copy of another one") for s in copies]
 
 
