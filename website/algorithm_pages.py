@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from fedsoft import plugins
+from fedsoft.leaderboard.data import Board, FederationData
+from fedsoft.leaderboard.plan import read_plan
+from fedsoft.leaderboard.quantities import quantity, summary
 from fedsoft.reports import catalogue
 from website.drawing import drawing
 from website.gather import DOCS
@@ -26,24 +27,20 @@ In the maths, k is a client, $n_k$ the number of its training points, $f_k$ its 
 center, N
 the number of clients, S the number of centers. One *task* is one local solve: `epochs` passes over the client's points.
 """
-COLUMNS = {
-    "best_center_0": "best center θ0", "best_center_1": "best center θ1", "recovery": "error of u",
-    "personal_train": "personal, training", "personal_held_out": "personal, held out", "worst_decile": "worst decile",
-}  # fmt: skip
+COLUMNS = ("centers", "personal", "worst_decile", "newcomers", "bytes")
 
 
 def write(target: Path) -> list[str]:
     """Write all pages under `target`; return their names."""
     folder = target / "algorithms"
     folder.mkdir()
-    results = measured()
     rows = ["| algorithm | idea | the server sees | use it |\n| --- | --- | --- | --- |"]
     pages = ["algorithms/index.md"]
     for name in plugins.names("algorithms"):
         thing = plugins.find("algorithms", name)
         found = catalogue.sections(inspect.getdoc(thing) or "")
         watched = watch(name)
-        text = page(name, thing, found, drawing(thing.__name__, watched), results.get(name))
+        text = page(name, thing, found, drawing(thing.__name__, watched))
         (folder / f"{name}.md").write_text(text, "utf-8")
         about = " ".join(found["about"].split("\n\n")[0].split())
         use = " ".join(found["Use it"].split())
@@ -53,7 +50,7 @@ def write(target: Path) -> list[str]:
     return pages
 
 
-def page(name: str, thing: Any, found: dict[str, str], figure: str, rows: list[dict[str, str]] | None) -> str:
+def page(name: str, thing: Any, found: dict[str, str], figure: str) -> str:
     """Return the page of one algorithm."""
     first, *more = found["about"].split("\n\n")
     parts = [f"# {thing.__name__}", first, *more]
@@ -64,7 +61,7 @@ def page(name: str, thing: Any, found: dict[str, str], figure: str, rows: list[d
     parts += ["## Settings", catalogue.settings_table(name, found["Arguments"])] if "Arguments" in found else []
     parts += ["## Run it", f"```sh\nfedsoft run synthetic-10-90 --set algorithm.name={name}\n```", "In Python:"]
     parts += [f"```python\n{example(thing, found)}\n```"]
-    parts += ["## Results", results_table(name, rows), "## Reference", " ".join(found["Reference"].split())]
+    parts += ["## Results", results(name), "## Reference", " ".join(found["Reference"].split())]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -81,31 +78,34 @@ def example(thing: Any, found: dict[str, str]) -> str:
     return f"import fedsoft as fs\n\nalgorithm = fs.{made[begin:end]}"
 
 
-def measured() -> dict[str, list[dict[str, str]]]:
-    """Return the lines of the comparison on the paper's synthetic federation, by algorithm."""
-    found: dict[str, list[dict[str, str]]] = defaultdict(list)
-    path = DOCS / "comparison.csv"
-    for row in csv.DictReader(path.open(encoding="utf-8")) if path.is_file() else ():
-        found[row["algorithm"].partition("(")[0]].append(row)
-    return found
-
-
-def results_table(name: str, rows: list[dict[str, str]] | None) -> str:
-    """Return what was measured of one algorithm, or where to look."""
-    board = " The [leaderboard](../leaderboard.md) has all data sets." if (DOCS / "leaderboard.md").is_file() else ""
+def results(name: str) -> str:
+    """Return what the leaderboard has of one algorithm at equal work, or how to measure it."""
+    rows, most = [], 0
+    for data, title, methods in _federations(name):
+        for method in methods:
+            cell = data.cells[f"{method}/work"]
+            cells = [summary(cell, f"{column}:±", data) for column in COLUMNS]
+            rows.append(f"| {title} | {data.metric} | `{cell.label}` | {' | '.join(cells)} |")
+            most = max(most, len(cell.finished))
     if not rows:
         command = f"fedsoft compare synthetic-10-90 -a fedsoft,{name} --budget work"
-        return f"Not part of the [comparison of all algorithms](../comparison.md).{board} `{command}` measures it."
-    head = f"| {' | '.join(COLUMNS.values())} |\n|{' --- |' * len(COLUMNS)}\n"
-    cells = [_mean([row[key] for row in rows]) for key in COLUMNS]
-    seeds = len({row["seed"] for row in rows})
+        return f"Not on the [leaderboard](../leaderboard.md) yet. `{command}` measures it."
+    titles = [quantity(column).title for column in COLUMNS]
+    head = f"| federation | metric | tuned as | {' | '.join(titles)} |\n|{' --- |' * (3 + len(titles))}\n"
     return (
-        f"{head}| {' | '.join(cells)} |\n\nTest MSE on the paper's synthetic 10:90 federation (noise floor 1), mean "
-        f"over {seeds} seeds, from the [comparison of all algorithms](../comparison.md), every one at FedSoft's "
-        f"client work.{board}"
+        f"{head}{chr(10).join(rows)}\n\nMean ± standard deviation over up to {most} seeds, at the client work of "
+        "FedSoft's own run; *tuned as* has the learning rate and what else was chosen, on other seeds. From the "
+        "[leaderboard](../leaderboard.md), which has all methods side by side."
     )
 
 
-def _mean(values: list[str]) -> str:
-    known = [float(value) for value in values if value]
-    return f"{mean(known):.3g}" if known else "-"
+def _federations(name: str) -> Iterator[tuple[FederationData, str, list[str]]]:
+    """Yield what was measured of each federation, its title, and the methods that are this algorithm."""
+    board, plan = Board(DOCS / "leaderboard"), read_plan()
+    for federation, entry in plan.federations.items():
+        data = board.read(federation)
+        methods = [method for method, row in plan.methods.items() if row.algorithm.partition("(")[0] == name]
+        found = [method for method in methods if data and f"{method}/work" in data.cells]
+        found = [method for method in found if data and data.cells[f"{method}/work"].finished]
+        if data is not None and found:
+            yield data, entry.title, found
