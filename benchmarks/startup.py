@@ -47,7 +47,7 @@ def commands(folder: Path, clients: int) -> dict[str, list[str]]:
     """What is measured, once there are runs to show and to export."""
     for preset in RUNS:
         seconds([*FEDSOFT, "run", preset, "--rounds", "5"], folder)
-    more = [f"dataset.clients={clients}", "dataset.points=[20,20]", "model=mlp", "model.hidden=[64]"]
+    more = ["K=all", f"dataset.clients={clients}", "dataset.points=[20,20]", "model=mlp", "model.hidden=[64]"]
     line = [*FEDSOFT, "run", "digits-2", "--rounds", "1", "--out", "many"]
     seconds([*line, *(word for change in more for word in ("--set", change))], folder)
     (many,) = (folder / "many").iterdir()

@@ -457,7 +457,9 @@ def harmless(done: Done) -> None:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("name", [EVIL, f"$\\frac{{{EVIL}"])
-def test_names_of_sources_do_not_reach_the_terminal_through_a_figure(run: Path, name: str) -> None:
+def test_names_of_sources_do_not_reach_the_terminal_through_a_figure(tmp_path: Path, name: str) -> None:
+    two_rounds = specs.read("synthetic-10-90", [*SMALL, "rounds=2"])  # one round draws no figure
+    run = execute(two_rounds, tmp_path / "runs" / "run", RunOptions())[0].path
     scores = RunFolder(run).scores()
     assert scores is not None
     RunFolder(run).finish(replace(scores, sources=[name, "b"], metric=EVIL))

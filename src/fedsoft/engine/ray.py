@@ -288,7 +288,9 @@ class _Column:
         engine.wire.down += what.weights.numel() * what.weights.itemsize
         found = engine.call("coded", asked)
         totals = engine._received([total for total, _ in found])
-        parts = [Coded(total, torch.from_numpy(counts)) for total, (_, counts) in zip(totals, found, strict=True)]
+        # What comes out of Ray's store is read-only.
+        counts = [torch.from_numpy(counts.copy()) for _, counts in found]
+        parts = [Coded(total, count) for total, count in zip(totals, counts, strict=True)]
         return functools.reduce(Coded.plus, parts)
 
 
