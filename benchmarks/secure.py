@@ -32,7 +32,7 @@ from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
 from fedsoft.flower.secagg.messages import size_of
 from fedsoft.flower.secagg.party import Book, Member, Party
 from fedsoft.flower.secagg.primitives import public_of
-from fedsoft.flower.secagg.session import Agreement, Session, degree
+from fedsoft.flower.secagg.session import Agreement, Session, graph
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import read
@@ -160,7 +160,7 @@ def whole(count: int, parameters: int) -> list[str]:
         timed.append((own.spent / len(there), serve.spent, sent))
         print(f"sum {number} of {count} parties: {timed[-1]}", file=sys.stderr, flush=True)
     (each, at, sent), (_, later, _) = timed
-    return [f"{degree(count, THRESHOLD)}", f"{agree.spent / count:.3f}", f"{each:.3f}", f"{at + at_server:.3f}",
+    return [f"{graph(count, THRESHOLD)[0]}", f"{agree.spent / count:.3f}", f"{each:.3f}", f"{at + at_server:.3f}",
             f"{later:.3f}", f"{for_keys:,}", f"{sent:,}", f"{sent / (4 * parameters):.2f}"]  # fmt: skip
 
 
