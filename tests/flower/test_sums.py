@@ -415,6 +415,21 @@ def test_clients_hide_their_models_in_what_they_add(tmp_path: Path) -> None:
     assert bool(state(soft)["centers"].isfinite().all())
 
 
+def test_no_more_sums_with_noise_are_opened_than_the_run_has_rounds(tmp_path: Path) -> None:
+    """What it states is of so many. A server that goes on, by the messages of its next rounds, gets none."""
+    what = spec("fedavg", rounds=2, secure=True, privacy={"clip": 1.0, "noise": 1.0})
+    transport = Keyed(keyed(tmp_path))
+    run(what, tmp_path / "far", transport)
+    first = [asked for _, asked, _ in transport.sent if asked.head["kind"] == "job"][-4:]
+    for number, asked in enumerate(first, 1):
+        again = WireMessage(asked.head | {"round": 2}, asked.tensors)
+        assert "refused" not in transport.quiet[number].answer(again).head
+    server = Hostile(transport)
+    server.request = server.request.model_copy(update={"round": 2})
+    what = Weighing(server.told.coded.coding(), server.weights, around=server.around, noise=Noise(1.0, 1.0))
+    assert "2 sums with noise were opened, one for each round of the run" in server.refused(what)
+
+
 def test_nodes_decide_about_noise_and_not_the_server(tmp_path: Path) -> None:
     """A server that asks for sums without it, with another unit, or with weights that pick out a client."""
     transport = Keyed(keyed(tmp_path))
@@ -458,6 +473,31 @@ def test_sums_that_clients_hide_are_opened_once(hidden: bool, tmp_path: Path) ->
     with pytest.raises(QuorumError):
         asked.opened("w", "", replace(what, around=around.double(), noise=Noise(1.0, 1.0)))
     assert "another sum of 'w' of this reply was opened before" in transport.quiet[1].said[-1]
+
+
+# --- what cannot be mended --------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_lies_may_repeat_a_round_with_a_node_less(tmp_path: Path) -> None:
+    """It sends the same centers again, a little changed: other replies, as far as a node can see, and nearly the same.
+
+    The difference of the two sums is what the clients of that node sent. Against this there is only noise.
+    """
+    transport = Keyed(keyed(tmp_path))
+    run(spec("fedavg", rounds=1, secure=True), tmp_path / "far", transport)
+    jobs = [asked for _, asked, _ in transport.sent if asked.head["kind"] == "job"]
+    server = Hostile(transport)
+    n = torch.tensor(server.told.points, dtype=torch.float64)
+    whole = MODELS.decoded(server.opened(Weighing(MODELS, server.weights))[0])
+    own = _replies(transport.quiet[4])["w"]
+    for number, asked in enumerate(jobs, 1):
+        sent = {name: value * (1 + 1e-6) for name, value in asked.tensors.items()}
+        transport.quiet[number].answer(WireMessage(asked.head | {"ask": 5}, sent))
+    server.request = server.request.model_copy(update={"ask": 5})
+    transport.spoil = silent(4, "numbers", round=0)
+    less = MODELS.decoded(server.opened(Weighing(MODELS, server.weights))[0])
+    found = (whole - less) * n.sum() / n[6:].sum()
+    assert torch.allclose(found, (own.double() * n[6:, None]).sum(0) / n[6:].sum(), rtol=1e-3, atol=1e-4)
 
 
 # --- what owners decide -----------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class Node:
         privacy = host.conditions.privacy
         expected = Expected(host.training, federation, privacy, secure=spec.secure)
         sums = None if spec.secure is None else NodeSums(
-            folder, spec.secure, self._identity(), host.secret, privacy, policy.nodes
+            folder, spec.secure, self._identity(), host.secret, privacy, policy.nodes, spec.rounds
         )  # fmt: skip
         self.loaded[name] = Experiment(
             host, federation.held_out, memory, requests, at, privacy, expected, metrics, sums

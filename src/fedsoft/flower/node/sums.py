@@ -109,13 +109,15 @@ class NodeSums:
         secret: by which clients draw their noise, and round.
         privacy: the noise that clients of the run add, if any.
         least: how many nodes a sum must be of.
+        most: how many sums with noise are opened: what the run states is of so many.
     """
 
     def __init__(
         self, folder: Path, secure: Secure, identity: Identity, secret: str, privacy: Privacy | None = None,
-        least: int = LEAST,
+        least: int = LEAST, most: int = 0,
     ) -> None:  # fmt: skip
-        self.folder, self.secure, self.identity, self.secret, self.least = folder, secure, identity, secret, least
+        self.folder, self.secure, self.identity, self.secret = folder, secure, identity, secret
+        self.least, self.most = least, most
         self.privacy = privacy if privacy is not None and privacy.clip else None
         self.kept: OrderedDict[tuple[int, int, int], Kept] = OrderedDict()
         self.members: OrderedDict[bytes, Member] = OrderedDict()
@@ -285,6 +287,8 @@ class NodeSums:
         used = kept.used.get(asked.entry)
         if before and (asked.by or used is None or self.privacy is not None):  # the same noise would cancel
             raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before")
+        if self.privacy is not None and sum(one[0].startswith("coded") for one in self.opened.values()) >= self.most:
+            raise ProtocolError(f"{self.most} sums with noise were opened, one for each round of the run")
         counted = (now != 0).any(0)[None].double()  # values are counted whatever they weigh
         weighed, both = self._weighed(kept, asked, now), (now, counted)
         if used is not None:
@@ -300,7 +304,8 @@ class NodeSums:
         """Return what to note of the clients' own weights, whose sum is opened too; raise for another sum of them."""
         if not asked.by:
             return {}
-        mark, told = f"{kept.chain} {asked.by}", f"weighs {now.tolist()}"
+        mark = f"{kept.chain} {asked.by}"
+        told = f"weighs {hashlib.sha256(str(now.tolist()).encode()).hexdigest()}"
         if self.opened.get(mark, [told]) != [told]:
             raise ProtocolError(f"another sum of '{asked.by}' of this reply was opened before")
         return {mark: [told]}
