@@ -66,12 +66,13 @@ def measure(count: int, parameters: int) -> None:
     shares = shared(secret, enough, degree + 1)[:enough]
     lone = Clock()
     assert lone(joined, shares) == secret
+    sent = sum(size_of(one) for one in (masked, signature, opened))
     print(f"{count:,} parties, {degree} neighbours, {enough} shares open a secret, {parameters:,} parameters")
-    print(f"a party, measured: {for_keys:.2f} s and {size_of(mine) + size_of(dealt):,} bytes for keys, "
-          f"{own.spent - for_keys:.2f} s and {size_of(masked) + size_of(signature) + size_of(opened):,} bytes for a sum "
-          f"({(size_of(masked) + size_of(signature) + size_of(opened)) / (4 * parameters):.2f} of float32)")  # fmt: skip
-    print(f"the server, extrapolated: {count * each:.0f} s for keys and masks, {count * lone.spent:,.0f} s for the seeds, of "
-          f"which one takes {lone.spent:.2f} s")  # fmt: skip
+    print(f"a party, measured: {for_keys:.2f} s and {size_of(mine) + size_of(dealt):,} bytes for keys")
+    share = sent / (4 * parameters)
+    print(f"a party, measured: {own.spent - for_keys:.2f} s and {sent:,} bytes for a sum, {share:.2f} of float32")
+    print(f"the server, extrapolated: {count * each:.0f} s for keys and masks, {count * lone.spent:,.0f} s for seeds, "
+          f"{lone.spent:.2f} s each")  # fmt: skip
 
 
 def main() -> None:
