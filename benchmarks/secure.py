@@ -1,13 +1,16 @@
 """What sums alone cost: in accuracy (the same runs with and without `secure = true`), and in time and bytes.
 
     python -m benchmarks.secure accuracy [--seeds 3] [--json FILE]
-    python -m benchmarks.secure cost [--parties 4 16 1000] [--parameters 10000]
+    python -m benchmarks.secure cost [--parties 4 16 64 100] [--parameters 10000]
+    python -m benchmarks.secure choices
 
 Accuracy: presets, all clients in every round; the score of personal models on held-out points, of the best centers
 where sources are known, and the largest difference of a number in the centers after the last round, as a share of the
 largest number. Cost: all of the protocol between parties in this process, in processor time: agreeing on keys, a sum
-with everybody present, and one with a party missing after the keys. With --json what is done is saved, and not run
-again.
+with everybody present, and one with a party missing after the keys; `benchmarks.secure_many` has very many parties.
+Choices: where clients weigh by the number of a center times their points, how often the sums of these weights tell
+which center each client has chosen, since no other choices have the same sums. With --json what is done is saved, and
+not run again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -32,7 +36,7 @@ from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
 from fedsoft.flower.secagg.messages import size_of
 from fedsoft.flower.secagg.party import Book, Member, Party
 from fedsoft.flower.secagg.primitives import public_of
-from fedsoft.flower.secagg.session import Agreement, Session, degree
+from fedsoft.flower.secagg.session import Agreement, Session, graph
 from fedsoft.runs.execute import execute
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import read
@@ -160,22 +164,47 @@ def whole(count: int, parameters: int) -> list[str]:
         timed.append((own.spent / len(there), serve.spent, sent))
         print(f"sum {number} of {count} parties: {timed[-1]}", file=sys.stderr, flush=True)
     (each, at, sent), (_, later, _) = timed
-    return [f"{degree(count, THRESHOLD)}", f"{agree.spent / count:.3f}", f"{each:.3f}", f"{at + at_server:.3f}",
+    return [f"{graph(count, THRESHOLD)[0]}", f"{agree.spent / count:.3f}", f"{each:.3f}", f"{at + at_server:.3f}",
             f"{later:.3f}", f"{for_keys:,}", f"{sent:,}", f"{sent / (4 * parameters):.2f}"]  # fmt: skip
+
+
+def tells(sizes: list[int], chosen: list[int]) -> bool:
+    """Whether the points of both centers together tell which of them each client has chosen."""
+    ways = {0: 1}  # to have so many points at the first one, by the clients so far
+    for n in sizes:
+        after = dict(ways)
+        for points, count in ways.items():
+            after[points + n] = after.get(points + n, 0) + count
+        ways = after
+    return ways[sum(n for n, choice in zip(sizes, chosen, strict=True) if choice == 0)] == 1
+
+
+def choices(draws: int = 1000) -> None:
+    rng, rows = np.random.default_rng(0), []
+    for count in (4, 8, 12, 16, 20):
+        row = [f"{count}"]
+        for least, most in ((5, 15), (100, 200), (1000, 2000)):
+            found = [tells(rng.integers(least, most + 1, count).tolist(), rng.integers(0, 2, count).tolist())
+                     for _ in range(draws)]  # fmt: skip
+            row.append(f"{statistics.mean(found):.1%}")
+        rows.append(row)
+    print(table(["clients", "5-15 points", "100-200 points", "1,000-2,000 points"], rows))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "cost"))
+    parser.add_argument("what", choices=("accuracy", "cost", "choices"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parameters", type=int, default=10_000)
-    parser.add_argument("--parties", type=int, nargs="+", default=[4, 16, 1000])
+    parser.add_argument("--parties", type=int, nargs="+", default=[4, 16, 64, 100])
     parser.add_argument("--only", nargs="+", choices=RUNS, help="of the runs whose accuracy is compared")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "cost":
         cost(options.parties, options.parameters)
+    elif options.what == "choices":
+        choices()
     else:
         accuracy(options.only or [*RUNS], options.seeds, options.json)
 

@@ -60,8 +60,9 @@ def measure(folder: Path, nodes: int, rounds: int) -> None:
         door.close()
     plain = alone(spec("fedsoft", rounds=rounds, dataset=data, partition="10:90"), folder / "plain")
     a, b = state(far)["centers"], state(plain)["centers"]
-    print(f"largest difference {float((a - b).abs().max() / b.abs().max()):.1e}; equal to the simulation: "
-          f"{torch.equal(a, state(alone(what, folder / 'same'))['centers'])}")  # fmt: skip
+    same = state(alone(what, folder / "same"))["centers"]
+    print(f"largest difference {float((a - b).abs().max() / b.abs().max()):.1e}, from the simulation "
+          f"{float((a - same).abs().max() / b.abs().max()):.1e}")  # fmt: skip
     print(f"left a sum: {len(events(far, 'left a sum'))}, failed: {len(events(far, 'failed sum'))}")
     lines = [e for e in run.lines("wire.jsonl") if e["kind"] in ("job", "sum")]
     rows_of: dict[str, list[dict[str, float]]] = {}

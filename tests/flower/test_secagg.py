@@ -20,7 +20,7 @@ from fedsoft.flower.secagg import messages, primitives
 from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
 from fedsoft.flower.secagg.messages import Confirmed, Delivery, Missing, Roster, Unmasking, size_of
 from fedsoft.flower.secagg.party import Accepts, Book, Member, Party, hash_of_seed, listed, pair, seed_key
-from fedsoft.flower.secagg.session import CORRUPT, Agreement, ProtocolError, Session, degree
+from fedsoft.flower.secagg.session import CORRUPT, Agreement, ProtocolError, Session, graph
 from fedsoft.secure.coding import MODELS, NUMBERS
 
 NAMES = ("anna", "ben", "carla", "dora", "emil")
@@ -149,7 +149,7 @@ def test_two_parties_and_a_sparse_graph() -> None:
     assert decoded(Play(session(("anna", "ben"))).result()) == decoded(plain(["anna", "ben"]))
     names = tuple(f"client {k}" for k in range(9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsoft.flower.secagg.session.degree", lambda parties, threshold: 6)
+        patch.setattr("fedsoft.flower.secagg.session.graph", lambda parties, threshold: (6, 5))
         one = session(names)
         ring = one.agreement
         assert all(len(ring.neighbours(name)) == 6 for name in names)
@@ -158,14 +158,29 @@ def test_two_parties_and_a_sparse_graph() -> None:
         assert decoded(play.result()) == decoded(plain(names[2:]))
 
 
-def test_the_graph_of_many_is_sparse_and_safe() -> None:
+@pytest.mark.parametrize("parties", [65, 100, 1000])
+@pytest.mark.parametrize("threshold", [2 / 3, 0.8])
+def test_the_graph_of_many_is_sparse_and_safe(parties: int, threshold: float) -> None:
+    """From a server that lies, too: see `graph` for what it would need."""
     from scipy.stats import hypergeom
 
-    assert degree(50, 2 / 3) == 49
-    count = degree(1000, 2 / 3)
-    assert count < 250
-    enough = int(np.ceil(2 / 3 * (count + 1)))
-    assert 1000 * hypergeom.sf(enough - 1, 999, int(CORRUPT * 1000), count) < 2**-40
+    assert graph(50, 2 / 3) == (49, 34)
+    count, t = graph(parties, threshold)
+    assert count < (300 if parties == 1000 else parties - 1)
+    assert t >= threshold * (count + 1)
+    corrupt = int(CORRUPT * parties)
+    assert parties * hypergeom.sf(2 * t - (count + 1) - 1, parties - 1, corrupt, count) < 2**-40
+    assert parties * hypergeom.sf(t - count // 2 - 2, parties, corrupt, count // 2) < 2**-40
+    assert parties * hypergeom.cdf(t - 1, parties - 1, parties - 1 - int(0.1 * parties), count) < 2**-20
+
+
+def test_two_lists_cannot_both_have_enough_signatures() -> None:
+    """However near to a half the threshold is: half of the parties for each list would be enough."""
+    for parties in range(2, 12):
+        names = NAMES[:2] + tuple(f"party {k}" for k in range(2, parties))
+        agreed = agreement(names, threshold=0.5000000001)
+        assert 2 * agreed.enough(names[0]) > parties
+        assert 2 * agreed.least > parties
 
 
 # --- what a server can see --------------------------------------------------------------------------------------------
@@ -245,7 +260,8 @@ def test_a_masked_vector_looks_like_noise() -> None:
     Missing(frozenset(NAMES), frozenset({"ben"})), Missing(frozenset({"anna", "carla", "dora"}), frozenset({"ben"})),
     Missing(frozenset({"anna", "ben"}), frozenset({"carla", "dora", "emil"})),
     Missing(frozenset(NAMES) - {"anna"}, frozenset({"anna"})),
-], ids=["both", "neither", "too few", "itself"])  # fmt: skip
+    Missing(frozenset({"anna", "ben", "nobody"}), frozenset({"carla", "dora", "emil"})),
+], ids=["both", "neither", "too few", "itself", "made up"])  # fmt: skip
 def test_a_party_tells_no_more_than_one_share_of_each(told: Missing) -> None:
     """Nor anything where a server says that somebody is present and missing, or leaves somebody out."""
     play = Play(session())

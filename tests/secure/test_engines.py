@@ -19,7 +19,8 @@ from fedsoft.runs.run_options import RunOptions
 from fedsoft.runs.spec import RunSpec, read
 from fedsoft.safety.conditions import Conditions
 from fedsoft.secure.coding import MODELS
-from fedsoft.secure.protection import Secure, visible
+from fedsoft.secure.leverage import visible
+from fedsoft.secure.protection import Secure
 from tests.helpers import SMALL
 from tests.test_conformance import algorithm, federation, fitted
 
@@ -122,10 +123,32 @@ class PicksByTwo(fs.FedAvg):
         return state, {}
 
 
+class PicksBySlightlyMore(fs.FedAvg):
+    """Two sums of which one has a little more of a client: sums are exact, so that can be read."""
+
+    def round(self, state: Any, t: int, ask: Any) -> Any:
+        answer = ask("train", ask.everyone, centers=state.centers)
+        weights = torch.ones(2, len(answer.ids), dtype=torch.float64)
+        weights[1, 0] += 1e-5
+        answer["w"].weighted(weights)
+        return state, {}
+
+
+class SumsWhatWeighs(fs.IFCA):
+    """The numbers of centers, by which clients weigh, over fewer clients."""
+
+    def round(self, state: Any, t: int, ask: Any) -> Any:
+        answer = ask("train", ask.everyone, centers=state.centers)
+        answer.sums("w", "s", self.S)
+        answer["s"].weighted(1 - torch.eye(len(answer.ids))[:1])
+        return state, {}
+
+
 @pytest.mark.parametrize(("made", "told"), [
+    (PicksBySlightlyMore(), "should be the same for all"), (SumsWhatWeighs(), "'s', by which clients weigh, is not"),
     (Peeks(), "looks at 'w' of single clients"), (PicksOne(), "would show 1.000 of what one"),
     (PicksByTwo(), "would show 1.000 of what one"),
-], ids=["gathers", "picks", "subtracts"])  # fmt: skip
+], ids=["a little more", "what weighs", "gathers", "picks", "subtracts"])  # fmt: skip
 def test_an_algorithm_that_says_nothing_still_sees_nothing(made: Algorithm, told: str) -> None:
     with pytest.raises(InputError, match=told):
         fitted("fedavg", made=made, secure=True)
@@ -146,6 +169,16 @@ def test_leverage_is_what_sums_explain() -> None:
     assert torch.allclose(visible(weights), 1 - torch.stack(left))
     assert torch.allclose(visible(torch.cat([weights, 2 * weights])), visible(weights))
     assert visible(torch.zeros(1, 3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("more", [1e-3, 1e-9, 1e-13, 2.0**-50])
+def test_rows_that_are_nearly_the_same_show_where_they_differ(more: float) -> None:
+    """By whatever little: with 64 bits four digits of a reply can be read off two sums that differ by 1e-12 of it."""
+    weights = torch.ones(2, 6, dtype=torch.float64)
+    weights[1, 2] += more
+    assert visible(weights).tolist() == pytest.approx([0.2, 0.2, 1, 0.2, 0.2, 0.2])
+    three = torch.cat([weights, weights.sum(0, keepdim=True) + more])  # of which no two are nearly the same
+    assert float(visible(three)[2]) == pytest.approx(1)
 
 
 def test_the_sum_of_a_node_is_shown_by_two_sums_that_differ_by_it() -> None:

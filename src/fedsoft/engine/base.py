@@ -150,9 +150,9 @@ class Engine(abc.ABC):
             draws = [generator(self.training.seed, *labels, self.names[k]).integers(2**63, size=2) for k in ids]
             return torch.from_numpy(np.stack(draws))
 
-        return summed(
-            answer, self.algorithm.jobs[job].replies, Ledger(secure, spent, job, self.reaches, seed, noise, keys)
-        )
+        points = self.sizes[torch.as_tensor(ids, device=self.sizes.device)].cpu()
+        ledger = Ledger(secure, spent, job, self.reaches, seed, noise, keys, points)
+        return summed(answer, self.algorithm.jobs[job].replies, ledger)
 
     def least(self, ids: Ids) -> int:
         """Return how many clients are in a sum over these at least."""

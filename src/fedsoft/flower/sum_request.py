@@ -12,12 +12,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Name, Number, Request
 from fedsoft.flower.secagg.session import Agreement, Session
 from fedsoft.secure.coding import LEVELS, SHARES, WHOLE, Coding
+from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
-from fedsoft.secure.weighing import Weighing
+from fedsoft.secure.weighing import Reaches, Weighing
 
 STAGES = ("keys", "shares", "numbers", "check", "unmask")
 WEIGHTS, DATA = "weights", "data"  # names of tensors
@@ -26,7 +28,7 @@ ZEROS = "zeros"
 
 
 class Coded(pydantic.BaseModel):
-    """How numbers are coded, see `Coding`."""
+    """How numbers are coded, see `Coding`; the seed of the rounding is a matter of each node, and told to nobody."""
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -34,7 +36,6 @@ class Coded(pydantic.BaseModel):
     reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     levels: Annotated[int, Field(ge=1, le=LEVELS)]
     clients: Annotated[int, Field(ge=0, lt=2**31)]
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
     step: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def coding(self) -> Coding:
@@ -53,7 +54,7 @@ class SumRequest(pydantic.BaseModel):
         number: of the sum within its ask; attempt: of the sum.
         entry: of the replies; by: that of the clients' own weights, empty where the server sends weights.
         count: of sums.
-        clients: of all nodes, in the order of the weights; homes: the key of the node of each.
+        clients: of all nodes, in the order of the weights; homes: the key of the node of each; points: their numbers.
         coded: how numbers are coded.
         around: a hash of what is subtracted from rows, one of the tensors that were sent with the job; empty for none.
         keys: their number. The next ones, of the same nodes, are agreed on beside the last two stages of this sum.
@@ -70,6 +71,7 @@ class SumRequest(pydantic.BaseModel):
     count: Annotated[int, Field(ge=1, lt=2**20)]
     clients: list[Name]
     homes: list[Name]
+    points: list[Annotated[int, Field(ge=1, lt=2**41)]]
     coded: Coded
     around: Annotated[str, Field(max_length=100)] = ""
     keys: Number
@@ -83,8 +85,8 @@ class SumRequest(pydantic.BaseModel):
             read = SumRequest(**found)
         except (pydantic.ValidationError, TypeError):
             raise InputError("the message asks for a sum in a form that is not known") from None
-        if len(read.clients) != len(read.homes) or len(set(read.clients)) != len(read.clients):
-            raise InputError("the message names clients of a sum twice, or without their nodes")
+        if not len(read.clients) == len(set(read.clients)) == len(read.homes) == len(read.points):
+            raise InputError("the message names clients of a sum twice, or without their nodes and numbers of points")
         return read
 
     def agreement(self, request: Request, secure: Secure, more: int = 0) -> Agreement:
@@ -94,7 +96,7 @@ class SumRequest(pydantic.BaseModel):
 
 
 def coded_by(coding: Coding) -> Coded:
-    return Coded(**vars(coding))
+    return Coded(**{name: value for name, value in vars(coding).items() if name != "seed"})
 
 
 def mark_of(around: Tensor | None) -> str:
@@ -111,7 +113,7 @@ def session_of(
     """Return what all nodes must agree on: the run with all its settings, whom and what is summed, the weights."""
     about = [
         request.spec, request.job, asked.number, asked.entry, asked.by, asked.count, asked.clients, asked.homes,
-        asked.coded.model_dump(), asked.around, list(weights.shape),
+        asked.points, asked.coded.model_dump(), asked.around, list(weights.shape),
     ]  # fmt: skip
     what = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     what.update(weights.contiguous().numpy().astype("<f8").tobytes())
@@ -132,10 +134,11 @@ def sections_of(size: int, asked: SumRequest, hidden: bool) -> list[tuple[Coding
     return [(coding, asked.count * size), (WHOLE, coding.levels), *([(SHARES, asked.count)] if asked.by else [])]
 
 
-def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> None:
-    """Raise for weights that are not shares of each client: `[count, m]`, or `[1, m]` beside those of clients.
+def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> Tensor:
+    """Return weights as whole numbers, `[count, m]`, or `[1, m]` beside those of clients; raise for others.
 
-    Where clients hide their rows, all of them are in every sum: with fewer there would be less noise.
+    Where clients hide their rows, all of them are in every sum: with fewer there would be less noise. Else they are the
+    shares of equal clients, or of their points, to the last bit: see `leverage.whole_weights`.
     """
     wanted = (1 if asked.by else asked.count, len(asked.clients))
     if tuple(weights.shape) != wanted or weights.dtype != torch.float64 or not bool(torch.isfinite(weights).all()):
@@ -143,8 +146,18 @@ def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> None:
     if hidden:
         if not bool((weights == 1).all()):
             raise InputError("weights of a sum that clients hide should be 1")
-    elif bool((weights.abs().sum(1) > 1 + 1e-9).any()) or (asked.by and bool((weights < 0).any())):
-        raise InputError("weights of a sum should be shares, which sum to 1 at most")
+        return weights
+    whole = whole_weights(weights, torch.tensor(asked.points))
+    if not torch.equal(weights, shares_of(whole)):
+        raise InputError("weights of a sum should be shares, which sum to 1")
+    return whole
+
+
+def check_coding(asked: SumRequest, kind: Kind, size: int) -> None:
+    """Raise for numbers that are coded in another way than all nodes would: only how far they reach is left open."""
+    coding, about = asked.coded.coding(), (kind, size, asked.count, len(asked.clients), 0)
+    if coding not in (Reaches().coding("", *about), Reaches({"": coding.reach}).coding("", *about)):
+        raise InputError(f"'{asked.entry}' is not coded as {asked.count} sums over {len(asked.clients)} clients are")
 
 
 def least_clients(homes: Sequence[str], secure: Secure) -> int:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 LEAST = 2  # clients of a sum
 
 
+def part_of(threshold: float, count: int) -> int:
+    """Return how many of `count` are a share above 1/2: more than half, so that two groups have some in common.
+
+    >>> part_of(2 / 3, 9), part_of(0.5000000001, 4)
+    (6, 3)
+    """
+    return max(LEAST, math.ceil(threshold * count - 1e-9), count // 2 + 1)
+
+
 @settings
 class Secure:
     """Replies are seen as sums only.
@@ -39,7 +48,7 @@ class Secure:
         >>> Secure().least(4), Secure().least(1)
         (3, 2)
         """
-        return max(LEAST, math.ceil(self.threshold * asked - 1e-9))
+        return part_of(self.threshold, asked)
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise where an algorithm has to see replies of single clients."""
@@ -56,6 +65,8 @@ class Secure:
 
         `homes`: the node of each client, where clients of one node are added up first; then nodes are what is shown.
         """
+        from fedsoft.secure.leverage import visible
+
         most = float(visible(weights, homes).max()) if weights.shape[1] else 0.0
         if most > self.share:
             whom = "clients" if homes is None else f"clients of {len(set(homes))} nodes"
@@ -63,28 +74,3 @@ class Secure:
                 f"secure = true: sums over {weights.shape[1]} {whom} would show {most:.3f} of what one of them sent, "
                 f"more than secure.share = {self.share:g}: ask more clients, or ones of more equal sizes"
             )
-
-
-def visible(weights: Tensor, homes: Sequence[str] | None = None) -> Tensor:
-    """Return how much sums with weights `[R, m]` show of each of m replies, from 0 to 1.
-
-    It is the leverage: the share of the variance of one reply that is explained by the sums, where replies are
-    independent and alike. 1 for a reply that can be computed from them. With `homes`, the node of each client, it is
-    that of the combination of a node's replies of which most is shown, for each client.
-
-    >>> import torch
-    >>> visible(torch.tensor([[1.0, 1, 1, 1]])).tolist()
-    [0.25, 0.25, 0.25, 0.25]
-    """
-    import torch
-
-    used = weights.double()
-    if not used.numel():
-        return used.new_zeros(used.shape[1])
-    _, s, v = torch.linalg.svd(used, full_matrices=False)
-    kept = v[s > 1e-12 * s.max().clamp(min=torch.finfo(torch.float64).tiny)]
-    if homes is None or not len(kept):
-        return kept.square().sum(0)
-    each = {home: [k for k, one in enumerate(homes) if one == home] for home in set(homes)}
-    most = {home: torch.linalg.matrix_norm(kept[:, rows], 2).square() for home, rows in each.items()}
-    return torch.stack([most[home] for home in homes])

@@ -17,6 +17,7 @@ from fedsoft.core.replies import Answer, Kind, Rows, weights_of
 from fedsoft.errors import InputError
 from fedsoft.secure.coding import SHARES, Coded, Coding
 from fedsoft.secure.distributed import Distributed
+from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.weighing import Reaches, Weighing
 
@@ -78,6 +79,7 @@ class Ledger:
         seed: of random rounding, for this answer.
         noise: that clients add to their models.
         keys: return the keys of the noise of those that answered, for the next sum.
+        points: of each client that answered; default: weights may be any.
     """
 
     secure: Secure
@@ -87,20 +89,33 @@ class Ledger:
     seed: int = 0
     noise: Distributed | None = None
     keys: Callable[[int], Tensor] | None = None
+    points: Tensor | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)  # all that were used for an entry, [R, m]
+    own: dict[str, Tensor] = field(default_factory=dict)  # beside weights of the clients' own, by their entry
     codings: dict[tuple[str, int], Coding] = field(default_factory=dict)
     sums: int = 0
 
+    def whole(self, weights: Tensor) -> Tensor:
+        """Return weights as whole numbers; refuse others."""
+        return weights.double() if self.points is None else whole_weights(weights, self.points).to(weights.device)
+
     def use(self, name: str, weights: Tensor) -> None:
         """Count weights; raise where they would show too much, together with those before."""
+        if name in self.own:
+            raise InputError(f"secure = true: '{name}', by which clients weigh, is not summed by itself")
         before = self.weights.get(name)
         together = weights if before is None else torch.cat([before, weights])
         self.secure.check_weights(together)
         self.weights[name] = together
 
     def weigh(self, name: str, by: str, factor: Tensor) -> None:
-        """Raise where clients that weigh rows themselves count too differently by what the server knows of them."""
+        """Raise where clients that weigh rows themselves count too differently by what the server knows of them.
+
+        Nor may two sums of the same weights of their own differ in that.
+        """
         self.secure.check_weights(factor[None])
+        if by in self.weights or not torch.equal(self.own.setdefault(by, factor), factor):
+            raise InputError(f"secure = true: '{by}', by which clients weigh, is summed in one way only")
 
     def coding(self, name: str, kind: Kind, size: int, weights: Tensor, count: int) -> Coding:
         """Return how an entry is coded in `count` sums over as many clients as there are `weights`."""
@@ -147,9 +162,9 @@ class SummedRows:
             raise InputError(
                 f"privacy.clip is not allowed here: this algorithm takes sums of '{self.name}' that have no noise"
             )
-        self.ledger.use(self.name, weights)
-        size = weights.abs().sum(1)
-        shares = weights / size.clamp(min=TINY)[:, None]
+        whole, size = self.ledger.whole(weights), weights.abs().sum(1)
+        self.ledger.use(self.name, whole)
+        shares = weights / size.clamp(min=TINY)[:, None] if self.ledger.points is None else shares_of(whole)
         coding = self.ledger.coding(self.name, self.kind, _size(self.rows.shape), weights, len(weights))
         around = self._seen_from(around, coding)
         found = self.rows.coded(Weighing(coding, shares, around=around))
@@ -207,8 +222,9 @@ class SummedRows:
             if around is None:
                 raise InputError(f"privacy.clip is not allowed here: nothing is known of where '{self.name}' begin")
             return self.hidden_sums(own, by, around, self.ledger.noise)
-        self.ledger.weigh(self.name, by, known)
-        size, shares = known.sum().expand(count), (known / known.sum()).expand(count, -1)
+        whole = self.ledger.whole(known[None])
+        self.ledger.weigh(self.name, by, whole[0])
+        size, shares = known.sum().expand(count), shares_of(whole).expand(count, -1)
         coding = self.ledger.coding(self.name, self.kind, _size(self.rows.shape), known, count)
         around = self._seen_from(around, coding)
         what = Weighing(coding, shares, own, around)

@@ -121,7 +121,8 @@ class Node:
             if facts.refused:
                 raise Refused(Refusal.DIVERGED, f"{len(facts.refused)} clients have nothing to sum")
             kinds = here.host.algorithm.jobs[request.job].replies
-            here.sums.keep(request, Kept(chain, request.job, names, dict(replies), kinds, shared))
+            points = here.host.data.sizes[torch.as_tensor(rows)].tolist()
+            here.sums.keep(request, Kept(chain, request.job, names, points, dict(replies), kinds, shared))
             return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, {})
         sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)
@@ -252,7 +253,9 @@ class Node:
             restore(host, at)
         privacy = host.conditions.privacy
         expected = Expected(host.training, federation, privacy, secure=spec.secure)
-        sums = None if spec.secure is None else NodeSums(folder, spec.secure, self._identity(), privacy, host.secret)
+        sums = None if spec.secure is None else NodeSums(
+            folder, spec.secure, self._identity(), host.secret, privacy, policy.nodes, spec.rounds
+        )  # fmt: skip
         self.loaded[name] = Experiment(
             host, federation.held_out, memory, requests, at, privacy, expected, metrics, sums
         )  # fmt: skip
@@ -276,7 +279,8 @@ class Node:
             federation.train, federation.names,
             conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy, secure=spec.secure),
             resources=Resources(chunk, workers=file.workers, memory=file.cache),
-            secret=f"{self._secret()} {known}" if spec.privacy else "", least_points=self.config.policy.points,
+            secret=f"{self._secret()} {known}" if spec.privacy or spec.secure else "",
+            least_points=self.config.policy.points,
         )  # fmt: skip
 
     def _identity(self) -> Identity:

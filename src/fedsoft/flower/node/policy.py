@@ -56,7 +56,9 @@ class Policy:
             round is the server's word, so the second is the one that holds.
         runs: how many runs this node keeps memory of; remove folders of old ones in `memory` to make room.
         secure: whether replies leave this node as sums with other nodes only (`secure = true` in the run).
-        scores: whether clients send the mean error of their personal model.
+        nodes: of how many nodes such a sum must be, this one among them: one more than may work with the server.
+        scores: whether clients send the mean error of their personal model; default: unless `secure` is true, since
+            that of models that a server makes up shows a client's mixture.
         metrics: which others they send beside it where a run asks; default: those that are means over points.
         privacy: the noise that is mandatory.
         seconds: that one request may take; then its job is ended.
@@ -72,7 +74,8 @@ class Policy:
     requests_per_run: Annotated[int, Field(ge=1)] = 2_000
     runs: Annotated[int, Field(ge=1)] = 20
     secure: bool = False
-    scores: bool = True
+    nodes: Annotated[int, Field(ge=2)] = 3
+    scores: bool | None = None
     metrics: list[str] = Field(default_factory=lambda: [one.name for one in NAMED.values() if one.is_mean])
     privacy: dict[str, float] = Field(default_factory=dict)
     seconds: Annotated[float, Field(gt=0)] = 600.0
@@ -84,6 +87,7 @@ class Policy:
         """Check the table of a node's file; `synthetic`: its data is nobody's; `own_code`: it allows other code."""
         wide = {
             "algorithms": plugins.names("algorithms"), "points": 1, "requests_per_round": 100, "metrics": [*NAMED],
+            "nodes": 2,
         }  # fmt: skip
         found = Policy(**(wide if synthetic else {}) | dict(table))
         check_names(found.metrics)
@@ -109,7 +113,8 @@ class Policy:
     @property
     def sends_scores(self) -> bool:
         """Scores have no noise: none are sent where noise is mandatory."""
-        return self.scores and not self.requires_noise
+        wanted = not self.secure if self.scores is None else self.scores
+        return wanted and not self.requires_noise
 
     def check_names(self, spec: Mapping[str, Any], allow: list[str]) -> None:
         """Refuse an algorithm or a solver that the owner does not allow. Nothing is imported for that."""

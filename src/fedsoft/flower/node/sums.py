@@ -33,6 +33,7 @@ from fedsoft.flower.sum_request import (
     WEIGHTS,
     ZEROS,
     SumRequest,
+    check_coding,
     check_weights,
     least_clients,
     mark_of,
@@ -43,7 +44,7 @@ from fedsoft.flower.wire import WireMessage
 from fedsoft.safety.privacy import Privacy
 from fedsoft.secure.coding import SHARES, Coding
 from fedsoft.secure.distributed import Mechanism
-from fedsoft.secure.protection import Secure
+from fedsoft.secure.protection import LEAST, Secure
 from fedsoft.secure.weighing import Noise, Weighing
 from fedsoft.storage.atomic import write_json
 from fedsoft.storage.files import read_json
@@ -60,7 +61,7 @@ class Kept:
 
     Arguments:
         chain: identifies them, see `chain_of`.
-        job, clients: who did what.
+        job, clients, points: who did what, and how many points each has.
         replies, kinds: one row for each client.
         shared: what was sent with the job.
     """
@@ -68,10 +69,12 @@ class Kept:
     chain: str
     job: str
     clients: list[str]
+    points: list[int]
     replies: Mapping[str, Tensor]
     kinds: Mapping[str, Kind]
     shared: Mapping[str, Tensor]
     used: dict[str, Tensor] = field(default_factory=dict)  # weights by which an entry was opened, [R, m]
+    counted: dict[str, Tensor] = field(default_factory=dict)  # whose values were counted beside, [R, m]
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,18 @@ class NodeSums:
         folder: of the run's memory.
         secure: what the run asks for.
         identity: of this node.
+        secret: by which clients draw their noise, and round.
         privacy: the noise that clients of the run add, if any.
-        secret: by which they draw it.
+        least: how many nodes a sum must be of.
+        most: how many sums with noise are opened: what the run states is of so many.
     """
 
     def __init__(
-        self, folder: Path, secure: Secure, identity: Identity, privacy: Privacy | None = None, secret: str = ""
-    ) -> None:
+        self, folder: Path, secure: Secure, identity: Identity, secret: str, privacy: Privacy | None = None,
+        least: int = LEAST, most: int = 0,
+    ) -> None:  # fmt: skip
         self.folder, self.secure, self.identity, self.secret = folder, secure, identity, secret
+        self.least, self.most = least, most
         self.privacy = privacy if privacy is not None and privacy.clip else None
         self.kept: OrderedDict[tuple[int, int, int], Kept] = OrderedDict()
         self.members: OrderedDict[bytes, Member] = OrderedDict()
@@ -162,11 +169,13 @@ class NodeSums:
         kept, hidden = self._kept(request), self.privacy is not None
         if weights is None or asked.entry not in kept.replies or (asked.by and asked.by not in kept.replies):
             raise InputError(f"a sum of '{asked.entry}' by '{asked.by}', which job '{kept.job}' did not reply")
-        check_weights(weights, asked, hidden)
-        own = [client for client, home in zip(asked.clients, asked.homes, strict=True) if home == self.identity.name]
-        if kept.clients != own:
-            raise InputError("the clients of this node in the sum are not those that did the job")
-        size = kept.replies[asked.entry][0].numel()
+        whole, size = check_weights(weights, asked, hidden), kept.replies[asked.entry][0].numel()
+        about = zip(asked.clients, asked.points, asked.homes, strict=True)
+        own = [(client, points) for client, points, home in about if home == self.identity.name]
+        if [*zip(kept.clients, kept.points, strict=True)] != own:
+            raise InputError("the clients of this node in the sum, or their points, are not those that did the job")
+        if not hidden:
+            check_coding(asked, kept.kinds[asked.entry], size)
         session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure)
         if asked.stage == "numbers":
             return self._numbers(session, member, asked, self._values(kept, asked, weights))
@@ -175,7 +184,7 @@ class NodeSums:
         party = self.parties[session.context]
         if asked.stage == "check":
             missing = wire.missing(asked.message)
-            self._check_opening(kept, asked, weights, missing)
+            self._check_opening(kept, asked, whole, missing)
             return self._sent(party.confirm(missing))
         return self._sent(party.unmask(wire.confirmed(asked.message)))
 
@@ -204,7 +213,7 @@ class NodeSums:
 
     def _values(self, kept: Kept, asked: SumRequest, weights: Tensor) -> list[Tensor]:
         """Return the coded sums over the clients of this node, and what else `sections_of` says."""
-        rows, coding = kept.replies[asked.entry], asked.coded.coding()
+        rows, coding = kept.replies[asked.entry], self._rounding(kept, asked, weights)
         own = torch.tensor([asked.clients.index(client) for client in kept.clients])
         shares, told, more = weights[:, own].expand(asked.count, -1), None, []
         if asked.by:
@@ -212,10 +221,17 @@ class NodeSums:
             more = [SHARES.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
         around, noise, keys = self._around(kept, asked), None, None
         if self.privacy is not None:
-            noise = self._noise(self.privacy, kept, asked, coding, around)
+            noise = self._noise(self.privacy, kept, asked, around)
             keys = self._keys(kept, asked, weights)
-        found = Weighing(coding, shares, told, around, noise, keys, own).sum(rows.reshape(len(rows), -1))
+        found = Weighing(coding, shares, told, around, noise, keys).sum(rows.reshape(len(rows), -1))
         return [found.total.flatten()] if noise is not None else [found.total.flatten(), found.counts, *more]
+
+    def _rounding(self, kept: Kept, asked: SumRequest, weights: Tensor) -> Coding:
+        """Return how numbers are coded. Where they are rounded at random nobody else knows how: with few bits a sum
+        would else tell of some clients on which side of a known number they are."""
+        about = f"rounding {self.secret} {kept.chain} {asked.entry} {self._sum(asked, weights)}"
+        seed = int.from_bytes(hashlib.sha256(about.encode()).digest()[:8]) % 2**62
+        return replace(asked.coded.coding(), seed=seed)
 
     def _around(self, kept: Kept, asked: SumRequest) -> Tensor | None:
         """Return what rows are seen from: one of the tensors that came with the job."""
@@ -229,16 +245,14 @@ class NodeSums:
                 return tensor.double().reshape(asked.count, size)
         raise InputError(f"'{asked.entry}' should be seen from what was not sent with job '{kept.job}'")
 
-    def _noise(
-        self, privacy: Privacy, kept: Kept, asked: SumRequest, coding: Coding, around: Tensor | None
-    ) -> Noise:  # fmt: skip
+    def _noise(self, privacy: Privacy, kept: Kept, asked: SumRequest, around: Tensor | None) -> Noise:
         """Return the noise of each client; raise where it would not hide them as the run says."""
         size = kept.replies[asked.entry][0].numel()
         own = bool(asked.by)
         found = Mechanism(privacy.clip, privacy.noise, asked.count, size, asked.coded.clients, own)
         if kept.kinds[asked.entry] is not Kind.MODEL or around is None:
             raise InputError(f"privacy.clip: '{asked.entry}' has no noise, and is not summed")
-        if replace(coding, seed=0) != found.coding():
+        if asked.coded.coding() != found.coding():
             raise InputError("privacy.clip: numbers should be coded as its noise asks for")
         return found.noise_of(least_clients(asked.homes, self.secure))
 
@@ -250,36 +264,51 @@ class NodeSums:
 
     def _sum(self, asked: SumRequest, weights: Tensor) -> str:
         """Return what identifies a sum of replies."""
-        coded = asked.coded.model_dump(exclude={"seed"})
-        about = f"{asked.by} {asked.count} {coded} {asked.around} {weights.tolist()}"
+        about = f"{asked.by} {asked.count} {asked.coded.model_dump()} {asked.around} {weights.tolist()}"
         return hashlib.sha256(about.encode()).hexdigest()
 
-    def _check_opening(self, kept: Kept, asked: SumRequest, weights: Tensor, missing: Missing) -> None:
+    def _check_opening(self, kept: Kept, asked: SumRequest, whole: Tensor, missing: Missing) -> None:
         """Raise where this sum, beside those opened before, would tell too much of a client here; else note it.
 
         The same sum again, over the same nodes, tells nothing new: a run that is resumed asks for it. Coded in another
-        way it would: a reach that is small counts the clients that are above it, and another rounding those above it.
+        way it would: a reach that is small counts the clients that are above it.
         """
-        present = torch.tensor([home in missing.present for home in asked.homes])
-        now, mark = weights * present, f"{kept.chain} {asked.entry}"
-        told = f"{self._sum(asked, now)} {asked.coded.seed}"
+        there = missing.present & set(asked.homes)
+        if len(there) < self.least:
+            raise ProtocolError(f"a sum of {len(there)} nodes: policy.nodes asks for {self.least}")
+        now = whole * torch.tensor([home in there for home in asked.homes])
+        mark, told = f"{kept.chain} {asked.entry}", self._sum(asked, now)
         before = self.opened.get(mark, [])
         if told in before:
             return
-        if asked.coded.clients and any(one.split()[0] == told.split()[0] for one in before):
-            raise ProtocolError(f"this sum of '{asked.entry}' was opened before, rounded in another way")
-        coded = f"coded {asked.coded.model_dump(exclude={'seed'})} {asked.around}"
+        coded = f"coded {asked.coded.model_dump()} {asked.around}"
         if before and coded not in before:
             raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before, coded in another way")
         used = kept.used.get(asked.entry)
         if before and (asked.by or used is None or self.privacy is not None):  # the same noise would cancel
             raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before")
-        together = now if used is None else torch.cat([used, now])
-        self.secure.check_weights(together, asked.homes)
+        if self.privacy is not None and sum(one[0].startswith("coded") for one in self.opened.values()) >= self.most:
+            raise ProtocolError(f"{self.most} sums with noise were opened, one for each round of the run")
+        counted = (now != 0).any(0)[None].double()  # values are counted whatever they weigh
+        weighed, both = self._weighed(kept, asked, now), (now, counted)
+        if used is not None:
+            both = torch.cat([used, now]), torch.cat([kept.counted[asked.entry], counted])
+        for weights in both:
+            self.secure.check_weights(weights, asked.homes)
         if not asked.by:  # beside weights of the clients' own, nothing else is opened of an entry
-            kept.used[asked.entry] = together
-        self.opened[mark] = [*(before or [coded]), told]
+            kept.used[asked.entry], kept.counted[asked.entry] = both
+        self.opened |= weighed | {mark: [*(before or [coded]), told]}
         write_json(self.folder / FILE, self.opened)
+
+    def _weighed(self, kept: Kept, asked: SumRequest, now: Tensor) -> dict[str, list[str]]:
+        """Return what to note of the clients' own weights, whose sum is opened too; raise for another sum of them."""
+        if not asked.by:
+            return {}
+        mark = f"{kept.chain} {asked.by}"
+        told = f"weighs {hashlib.sha256(str(now.tolist()).encode()).hexdigest()}"
+        if self.opened.get(mark, [told]) != [told]:
+            raise ProtocolError(f"another sum of '{asked.by}' of this reply was opened before")
+        return {mark: [told]}
 
     def _kept(self, request: Request) -> Kept:
         place = request.attempt, request.round, request.ask
@@ -292,6 +321,8 @@ class NodeSums:
         parties = frozenset(agreement.parties)
         if strangers := sorted(parties - self.identity.peers) if self.identity.peers else []:
             raise ProtocolError(f"node {strangers[0]} is not in 'peers' of this node's file")
+        if len(parties) < self.least:
+            raise ProtocolError(f"a sum of {len(parties)} nodes: policy.nodes asks for {self.least}")
         if parties != self.seen:
             self.seen = parties
             self.identity.log(f"sums with {len(parties)} nodes: {', '.join(sorted(parties))}")

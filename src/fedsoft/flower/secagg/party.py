@@ -216,8 +216,9 @@ class Party:
     def confirm(self, missing: Missing) -> Confirmation:
         """Return a signature under the list of who is there and who is not; no other list is helped from here on."""
         name, agreement, near = self.member.name, self.session.agreement, self.member.partners
-        if missing.present & missing.missing or not near | {name} <= missing.present | missing.missing:
-            raise ProtocolError("the lists of who is present and who is missing do not cover everybody once")
+        told = missing.present | missing.missing
+        if missing.present & missing.missing or not near | {name} <= told <= set(agreement.parties):
+            raise ProtocolError("the lists of who is present and who is missing do not cover all parties once")
         if name not in missing.present or len(missing.present) < agreement.least:
             raise ProtocolError(
                 f"{len(missing.present)} of {len(agreement.parties)} parties are present: at least {agreement.least} "

@@ -25,6 +25,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 SECRET = 31  # bytes of a secret that is shared: with its padding two blocks of Flower's `shamir`
 ONCE = bytes(12)  # the nonce of keys that are used once
 STREAM = bytes(16)
+FIELD = 2**255 - 19  # of X25519
 
 
 def draw() -> bytes:
@@ -65,7 +66,12 @@ class KeyPair:
 
 
 def is_key(public: bytes) -> bool:
-    """Whether a key can be agreed with this one: it is no key, or one of the few that everybody could guess, if not."""
+    """Whether a key can be agreed with this one: it is no key, or one of the few that everybody could guess, if not.
+
+    Nor is another way to write one: two that look different would be the same.
+    """
+    if int.from_bytes(public, "little") >= FIELD:
+        return False
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsoft.errors import FedsoftError, InputError
 from fedsoft.flower.secagg.primitives import digest, stream
 from fedsoft.secure.coding import Coding
-from fedsoft.secure.protection import LEAST
+from fedsoft.secure.protection import LEAST, part_of
 
 COMPLETE = 64  # parties up to which everybody has a mask with everybody
 DISCLOSED, FAILED = 2.0**-40, 2.0**-20  # largest probabilities that a graph may have
@@ -60,7 +60,7 @@ class Agreement:
     @property
     def least(self) -> int:
         """How many parties a sum must have."""
-        return _part(self.threshold, len(self.parties))
+        return part_of(self.threshold, len(self.parties))
 
     @cached_property
     def _ring(self) -> list[str]:
@@ -74,11 +74,11 @@ class Agreement:
     @property
     def complete(self) -> bool:
         """Whether everybody has a mask with everybody."""
-        return degree(len(self.parties), self.threshold) >= len(self.parties) - 1
+        return graph(len(self.parties), self.threshold)[0] >= len(self.parties) - 1
 
     def neighbours(self, name: str) -> list[str]:
         """Return those with whom a party has masks: the nearest on the ring, in either direction."""
-        ring, count, at = self._ring, degree(len(self.parties), self.threshold), self._places[name]
+        ring, count, at = self._ring, graph(len(self.parties), self.threshold)[0], self._places[name]
         steps = [step for j in range(1, count // 2 + 1) for step in (j, -j)]
         steps = range(1, len(ring)) if self.complete else steps
         return sorted(ring[(at + step) % len(ring)] for step in steps)
@@ -89,7 +89,7 @@ class Agreement:
 
     def enough(self, name: str) -> int:
         """Return how many shares of a party's secrets open them."""
-        return _part(self.threshold, len(self.holders(name)))
+        return graph(len(self.parties), self.threshold)[1]
 
 
 @dataclass(frozen=True)
@@ -146,29 +146,33 @@ class Session:
         return [torch.zeros(count, dtype=torch.int64) for _, count in self.sections]
 
 
-def _part(threshold: float, count: int) -> int:
-    return max(LEAST, math.ceil(threshold * count - 1e-9))
-
-
 @cache
-def degree(parties: int, threshold: float) -> int:
-    """Return how many neighbours a party has: everybody, or as many as make a sparse graph safe (Bell et al., 2020).
+def graph(parties: int, threshold: float) -> tuple[int, int]:
+    """Return how many neighbours a party has, and how many shares open a secret: everybody, or a sparse graph.
 
-    With a share CORRUPT of all parties working with the server and a share LOST missing, chosen without regard to the
-    order on the ring: that some party has enough corrupt holders, or that honest parties who are there fall apart into
-    groups, has a probability below DISCLOSED; that some secret has too few shares left, below FAILED.
+    That is one after Bell et al. (2020), for a server that lies. With a share CORRUPT of all parties on its side and a
+    share LOST missing, both without regard to the order on the ring, it has a probability below DISCLOSED that it could
+
+    - get the signatures of two lists from the holders of some party: c of its own sign both, the others one of them, so
+      with t shares that open a secret it takes c >= 2 t - holders. Then it would have both masks of that party;
+    - open the sum of an arc: between two arcs lie as many parties as masks reach to one side. To say that these are
+      missing it needs t shares of the key of each, of which there are but one half and those of its own in between.
+
+    A secret has too few shares left with a probability below FAILED.
     """
     if parties <= COMPLETE:
-        return parties - 1
+        return parties - 1, part_of(threshold, parties)
     from scipy.stats import hypergeom
 
     corrupt, lost = math.ceil(CORRUPT * parties), math.ceil(LOST * parties)
     for count in range(16, parties - 1, 2):
-        t = _part(threshold, count + 1)
-        # Holders are the neighbours and the party itself, which is honest and, for the second, there.
-        opened = parties * hypergeom.sf(t - 1, parties - 1, corrupt, count)
-        apart = parties * (CORRUPT + LOST) ** (count / 2)
-        short = parties * hypergeom.cdf(t - 1, parties - 1, parties - 1 - lost, count)
-        if opened + apart <= DISCLOSED and short <= FAILED:
-            return count
-    return parties - 1
+        # As many shares as are there: of the neighbours, since a party that is missing tells none.
+        t = int(hypergeom.ppf(FAILED / parties, parties - 1, parties - 1 - lost, count))
+        holders, half = count + 1, count // 2
+        if t < part_of(threshold, holders):
+            continue
+        twice = parties * hypergeom.sf(2 * t - holders - 1, parties - 1, corrupt, count)
+        apart = parties * hypergeom.sf(t - half - 2, parties, corrupt, half)
+        if twice + apart <= DISCLOSED:
+            return count, t
+    return parties - 1, part_of(threshold, parties)

@@ -221,7 +221,8 @@ class FlowerEngine(Engine):
         homes = [keys[client] for client in clients]
         nodes = {keys[client]: self.registry.homes[client] for client in clients}
         shapes = {name: shape for name, _, shape in right.forms}
-        asked = Asked(sums, request, clients, homes, nodes, shapes, marks)
+        points = [self.registry.sizes[client] for client in clients]
+        asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
     def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:

@@ -106,7 +106,8 @@ class Asked:
     Arguments:
         exchange: the way there.
         request: of the job.
-        clients: who did it; homes: the key of the node of each; nodes: Flower's number of each key.
+        clients: who did it; homes: the key of the node of each; points: their numbers; nodes: Flower's number of each
+            key.
         shapes: of the replies.
         marks: of what was sent with the job, see `mark_of`.
     """
@@ -115,6 +116,7 @@ class Asked:
     request: Request
     clients: list[str]
     homes: list[str]
+    points: list[int]
     nodes: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
     marks: frozenset[str] = frozenset()
@@ -126,8 +128,8 @@ class Asked:
         for attempt in range(1 + self.exchange.terms.patience):
             asked = SumRequest(
                 stage="keys", number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
-                clients=self.clients, homes=self.homes, coded=coded_by(what.coding), around=mark_of(what.around),
-                keys=0,
+                clients=self.clients, homes=self.homes, points=self.points, coded=coded_by(what.coding),
+                around=mark_of(what.around), keys=0,
             )  # fmt: skip
             try:
                 return self._try(asked, sent_weights(what, by), what.noise is not None)
