@@ -69,6 +69,7 @@ def test_new_clients_lose_rows_as_in_training_but_a_file_to_predict_on_must_be_f
     fed = folder(write(tmp_path / "in", a=A, b=B), target="stay", held_out=0, missing="drop")
     late, said = write(tmp_path / "late", new=A), list[str]()
     ((x, y),) = read_new_clients(late / "new.csv", fed, say=said.append).values()
+    assert y is not None
     assert (len(x), y.tolist()) == (2, [1.5, 4.5])
     assert said == ["new.csv: 2 rows with an empty cell are left out, as in training"]
     with pytest.raises(InputError, match="empty cell"):
