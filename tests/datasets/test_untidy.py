@@ -13,6 +13,7 @@ from fedsoft.datasets.folder import folder
 from fedsoft.datasets.table import table
 from fedsoft.errors import InputError
 from fedsoft.models.linear import linear
+from fedsoft.runs.spec import read
 from fedsoft.training.fit import fit
 
 A = "age,sex,stay\n50,m,1.5\n,f,2.5\n60,f,\n70,m,4.5\n"
@@ -104,3 +105,16 @@ def test_a_cell_of_spaces_is_empty(tmp_path: Path) -> None:
     path = write(tmp_path / "in", a="age,sex,stay\n50,  ,1.5\n60,f,2.5\n", b=B)
     with pytest.raises(InputError, match=r"1 empty cell .* column 'sex', line 2"):
         folder(path, target="stay")
+
+
+def test_the_default_is_no_part_of_a_run_file(tmp_path: Path) -> None:
+    """So runs keep the name that they had before there was this setting."""
+    write(tmp_path / "in", a=A, b=B)
+    file = tmp_path / "run.toml"
+    text = (
+        'rounds = 1\nalgorithm = "fedavg"\nmodel = "linear"\n[dataset]\nname = "folder"\npath = "in"\ntarget = "stay"\n'
+    )
+    file.write_text(text)
+    assert "missing" not in read(str(file)).to_dict()["dataset"]
+    file.write_text(text + 'missing = "drop"\n')
+    assert read(str(file)).to_dict()["dataset"]["missing"] == "drop"

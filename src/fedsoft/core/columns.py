@@ -17,7 +17,7 @@ class Reading:
         client: the column with the names of clients, if any.
         arrays: the inputs of an `.npz`; default: `x`.
         delimiter, decimal, encoding: how CSV files are written.
-        missing: what empty cells do: `error`, or `drop` for leaving their rows out.
+        missing: `drop` leaves rows with empty cells out.
     """
 
     target: str | tuple[str, ...] = "y"
@@ -26,7 +26,7 @@ class Reading:
     delimiter: str = ","
     decimal: str = "."
     encoding: str = "utf-8"
-    missing: str = "error"
+    missing: str | None = None
 
 
 @dataclass(frozen=True)

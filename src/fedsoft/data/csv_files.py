@@ -65,13 +65,14 @@ def read_csv(file: Path, form: CsvForm) -> Any:
 
 def _trimmed(rows: Any) -> Any:
     """Return text without the spaces around it, of which spreadsheets leave some; cells of spaces alone are empty."""
-    from pyarrow import compute, scalar, types
+    from pyarrow import scalar, types
+    from pyarrow.compute import call_function
 
     for place, field in enumerate(rows.schema):
         if types.is_string(field.type):
-            text = compute.utf8_trim_whitespace(rows.column(place))
-            text = compute.if_else(compute.equal(text, ""), scalar(None, field.type), text)
-            rows = rows.set_column(place, field, text)
+            text = call_function("utf8_trim_whitespace", [rows.column(place)])
+            empty = call_function("equal", [text, scalar("", field.type)])
+            rows = rows.set_column(place, field, call_function("if_else", [empty, scalar(None, field.type), text]))
     return rows
 
 

@@ -18,7 +18,7 @@ from fedsoft.settings import settings
 
 Names = tuple[str, ...]
 Decimal = Literal[".", ","]
-Missing = Literal["error", "drop"]
+Missing = Literal["drop"]
 Task = Literal["auto", "regression", "classification", "multilabel"]
 
 
@@ -32,9 +32,9 @@ class TableSettings:
         features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use. In
             an `.npz` the arrays of inputs, which a network is given by name; default: `x`.
         drop: columns that are no inputs, by name or pattern; of several files one has to have each.
-        missing: what empty cells of inputs and targets (nothing, NA, NaN or null) do: `error`, or `drop`, which leaves
-            their rows out of training, of tests and of new clients' points, and counts them. A file to predict on keeps
-            all rows, so it must be filled.
+        missing: `drop` leaves rows with empty cells (nothing, NA, NaN or null) out of training, of tests and of new
+            clients' points, and counts them; cells of columns that are not used may be empty. A file to predict on
+            keeps all rows, so it must be filled. Default: an empty cell is an error.
         categorical: columns whose values are categories although they look like numbers, by name or pattern.
         categories: the most categories of a column of text. Each becomes an input of its own, 1 where a point has it
             and else 0; a value that no client had in training is 0 in all of them. 0: text is refused.
@@ -56,7 +56,7 @@ class TableSettings:
     target: str | Names = "y"
     features: Names | None = None
     drop: Names = ()
-    missing: Missing = "error"
+    missing: Missing | None = None
     categorical: Names = ()
     categories: Annotated[int, Field(ge=0, le=10_000)] = 100
     tokens: Names = ()
@@ -81,7 +81,7 @@ class TableSettings:
         return TableSettings(
             target=target or reading.target, features=reading.arrays, drop=ignored, delimiter=reading.delimiter,
             decimal=cast(Decimal, reading.decimal), encoding=reading.encoding,
-            missing=cast(Missing, reading.missing),
+            missing=cast(Missing | None, reading.missing),
         )  # fmt: skip
 
     def reading(self, client: str | None) -> Reading:

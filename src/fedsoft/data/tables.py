@@ -86,11 +86,9 @@ class Table:
 
     def complete(self, names: Sequence[str]) -> Table:
         """Return the rows that have a value in each of these columns; raise InputError where there is none."""
-        from pyarrow import compute
-
         empty = np.zeros(len(self), dtype=bool)
         for name in names:
-            empty |= compute.is_null(self.rows.column(name), nan_is_null=True).to_numpy()
+            empty |= self.rows.column(name).is_null(nan_is_null=True).to_numpy()
         if empty.all():
             raise bad(self.file, "has an empty cell in every row, so missing = 'drop' leaves no points: leave it out")
         kept = np.flatnonzero(~empty)
