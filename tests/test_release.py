@@ -72,6 +72,8 @@ def test_the_container_installs_what_was_tried() -> None:
     commands = [shlex.split(part) for kind, rest in steps if kind == "RUN" for part in rest.split("&&")]
     assert all("--no-cache-dir" in words for words in commands if words[0] == "pip")
     assert [rest for kind, rest in steps if kind == "USER"] == ["fedsoft"]
+    (ran,) = re.findall(r"^docker run .+$", text("docs/install.md"), re.MULTILINE)
+    assert '--user "$(id -u):$(id -g)"' in ran  # the user of the image may not write into a folder of the machine's
     for kind, rest in steps:
         if kind in ("ENTRYPOINT", "CMD"):
             assert json.loads(rest)
