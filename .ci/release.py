@@ -92,11 +92,19 @@ def found_pythons() -> list[str]:
     found = []
     for version in VERSIONS:
         beside = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-        if here := shutil.which(f"python{version}") or next(map(str, beside), None):
+        candidates = [shutil.which(f"python{version}"), *map(str, reversed(beside))]
+        if here := next((one for one in candidates if one and answers(one, version)), None):
             found.append(here)
         else:
             print(f"python{version}: not found, not tried", flush=True)
     return found
+
+
+def answers(python: str, version: str) -> bool:
+    """Whether an interpreter is of this version: the PATH may hold names that pyenv answers with an error."""
+    line = "import sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([python, "-c", line], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() == version
 
 
 def with_cuda(python: str) -> int:

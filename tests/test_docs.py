@@ -114,6 +114,16 @@ def test_the_quoted_algorithm_is_the_real_one() -> None:
         assert line.strip() in source
 
 
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda path: path.name
+)
+def test_no_word_and_no_full_stop_stands_twice(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "x", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "x", text)
+    assert re.findall(r"\b([A-Za-z]{2,})[ \n]\1\b", text) == []
+    assert re.findall(r".{30}[A-Za-z)]\.\.(?!\.)", text) == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -232,3 +242,10 @@ def test_the_toml_of_several_inputs_at_nodes_is_a_data_set() -> None:
     settings = tomllib.loads(text)["dataset"]
     fed = fs.datasets.nodes(**{key: value for key, value in settings.items() if key != "name"})
     assert [one.name for one in fed.shape.fields] == ["tokens", "numbers"]
+
+
+def test_the_page_of_training_names_every_solver() -> None:
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    found = plugins.names("solvers")
+    assert found
+    assert [name for name in found if f'`name = "{name}"`' not in page] == []

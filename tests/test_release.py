@@ -8,6 +8,9 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import fedsoft as fs
 
@@ -39,6 +42,13 @@ def test_the_changelog_keeps_its_form() -> None:
         assert len(set(headings)) == len(headings), headings
 
 
+def test_the_changelog_says_nothing_twice() -> None:
+    """No two lines of entries begin alike: one of them would have been left from a merge."""
+    lines = text("CHANGELOG.md").splitlines()
+    begun = [line[:45] for line in lines if len(line) > 45 and line.startswith(("- ", "  "))]
+    assert sorted({one for one in begun if begun.count(one) > 1}) == []
+
+
 def test_every_extra_is_explained() -> None:
     tools = {"dev", "docs"}
     for name in PROJECT["optional-dependencies"].keys() - tools:
@@ -62,6 +72,8 @@ def test_the_container_installs_what_was_tried() -> None:
     commands = [shlex.split(part) for kind, rest in steps if kind == "RUN" for part in rest.split("&&")]
     assert all("--no-cache-dir" in words for words in commands if words[0] == "pip")
     assert [rest for kind, rest in steps if kind == "USER"] == ["fedsoft"]
+    (ran,) = re.findall(r"^docker run .+$", text("docs/install.md"), re.MULTILINE)
+    assert '--user "$(id -u):$(id -g)"' in ran  # the user of the image may not write into a folder of the machine's
     for kind, rest in steps:
         if kind in ("ENTRYPOINT", "CMD"):
             assert json.loads(rest)
@@ -74,12 +86,42 @@ def test_the_machine_to_develop_on_uses_targets_that_exist() -> None:
     assert all(re.search(rf"^{target}:", text("Makefile"), re.MULTILINE) for target in targets)
 
 
-def test_releases_are_tried_on_every_python_that_is_promised() -> None:
+def test_make_takes_torch_for_the_cpu_first() -> None:
+    """From the same place as the container and the page on installing; else Linux gets gigabytes of CUDA."""
+    index = re.search(r"^TORCH \?= (\S+)$", text("Makefile"), re.MULTILINE)
+    assert index is not None
+    recipe = text("Makefile").partition("\n$(CORE): ")[2].partition("\n\n")[0]
+    assert 0 < recipe.index("--index-url $(TORCH) torch") < recipe.index("$(PIP) -e .")
+    for page in ("Dockerfile", "docs/install.md", "docs/index.md"):
+        assert f"--index-url {index[1]}" in text(page), page
+
+
+def release_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
     assert spec is not None
     assert spec.loader is not None
     release = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(release)
+    return release
+
+
+def test_a_python_that_does_not_start_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the names that pyenv puts on the PATH for versions that are not chosen."""
+    release, places = release_script(), tmp_path / "bin"
+    places.mkdir()
+    for version, line in (("3.11", "echo 3.11"), ("3.12", "exit 127"), ("3.13", "echo 3.9")):
+        (places / f"python{version}").write_text(f"#!/bin/sh\n{line}\n")
+        (places / f"python{version}").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{places}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert release.found_pythons() == [str(places / "python3.11")]
+    assert capsys.readouterr().out.splitlines() == [f"python{v}: not found, not tried" for v in ("3.12", "3.13")]
+
+
+def test_releases_are_tried_on_every_python_that_is_promised() -> None:
+    release = release_script()
     promised = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
     assert list(release.VERSIONS) == promised
     assert PROJECT["requires-python"] == f">={promised[0]}"

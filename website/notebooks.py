@@ -28,6 +28,7 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 NAMED = re.compile(r"# ([\w.-]+\.(?:toml|csv|py|txt))\n")
+PROGRESS = re.compile(r"^.*: \d+ (?:of \d+ (?:runs|rounds)|trials)\b.*\n", re.MULTILINE)  # of commands, on stderr
 PLAIN = """\
 import os
 
@@ -121,11 +122,11 @@ def surroundings() -> dict[str, str]:
 
 
 def printed(outputs: list[Any]) -> str:
-    """Return what a cell printed, without what only repeats in place on a terminal."""
+    """Return what a cell printed, without how far it was, which a terminal shows in one place."""
     text = ""
     for one in outputs:
         if one.output_type == "stream":
-            text += one.text
+            text += one.text if one.name == "stdout" else PROGRESS.sub("", one.text)
         elif "text/plain" in one.get("data", {}):
             text += one.data["text/plain"] + "\n"
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

@@ -64,6 +64,28 @@ def test_run_prints_everything_that_was_promised(run: Any, tmp_path: Path) -> No
     }  # fmt: skip
 
 
+def test_ctrl_c_before_the_first_round_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedsoft.studies.launch.launch", pressed)
+    code, out, err = call("run", "synthetic-10-90", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, out) == (130, "")
+    assert "stopped; what was saved before is intact" in err
+
+
+def test_every_command_has_an_example_that_is_its_own() -> None:
+    def walk(command: Any, path: str) -> None:
+        for name, one in getattr(command, "commands", {}).items():
+            walk(one, f"{path} {name}")
+        assert f"{path} " in f"{command.epilog} ", path
+
+    walk(typer.main.get_command(app), "fedsoft")
+
+
 def test_a_second_run_shows_the_first(run: Any, tmp_path: Path) -> None:
     _, first, _ = run("run", "synthetic-10-90", *FAST)
     code, second, told = run("run", "synthetic-10-90", *FAST)

@@ -135,6 +135,19 @@ def test_the_command_line_lists_and_runs(plan: tuple[Path, Plan], filled: Board)
     assert "0 runs made" in told.output
 
 
+def test_a_list_without_names_has_a_line_for_each_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    every = json.loads(CliRunner().invoke(app, ["leaderboard", "ls", "--json"]).stdout)["cells"]
+    told = CliRunner().invoke(app, ["leaderboard", "ls"])
+    names = dict.fromkeys(one["cell"].partition("/")[0] for one in every)
+    lines = [line.split() for line in told.stdout.splitlines()]
+    rows = {words[0]: words for words in lines if words and words[0] in names}
+    assert list(rows) == list(names)
+    for name, words in rows.items():
+        assert words[1:5] == ["0", "0", str(sum(one["cell"].startswith(f"{name}/") for one in every)), "0"]
+    assert "There is no data in 'docs/leaderboard'" in told.stderr
+
+
 def test_the_plan_of_the_package_is_sound() -> None:
     from fedsoft import plugins
 

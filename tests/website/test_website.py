@@ -143,3 +143,19 @@ def test_formulas_become_mathml() -> None:
     assert found.count("<math") == 2
     assert 'display="block"' in found
     assert "`$code$`" in found
+    assert "\\" not in with_maths("$w = \\arg\\min_w f$")
+    with pytest.raises(ValueError, match="cannot be shown: nosuch"):
+        with_maths("$\\nosuch x$")
+
+
+def test_what_commands_print_is_shown_without_how_far_they_were() -> None:
+    class Stream(dict[str, str]):
+        output_type = "stream"
+
+        def __getattr__(self, name: str) -> str:
+            return self[name]
+
+    told = "note: a column looks like an id\nfedsoft on synthetic, 10:90 partition, seed 0: 1 of 50 rounds, best 159\n"
+    told += "comparing: 0 of 2 runs, 50 rounds\nrecommending: 6 trials, tuning ifca\n"
+    outputs = [Stream(name="stderr", text=told), Stream(name="stdout", text="Cost: 50 rounds in 0.6 s\n")]
+    assert notebooks.printed(outputs) == "note: a column looks like an id\nCost: 50 rounds in 0.6 s"

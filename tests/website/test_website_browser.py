@@ -90,14 +90,65 @@ def test_what_can_be_moved_moves_by_keyboard_and_mouse(site: Path, browser: Any)
     assert handle.get_attribute("aria-valuetext") == "15 % of source 1"
     assert told.inner_text() != before
     box = handle.bounding_box()
-    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + 200, box["y"] - 40, steps=3)
     page.mouse.up()
     assert int(handle.get_attribute("aria-valuenow")) > 30
-    for name in ("averages", "hierarchy", "what_leaves"):
-        page.goto((site / f"explain/{name}.html").as_uri())
-        assert page.locator(".drawn output").inner_text()
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "control", "key"),
+    [
+        ("averages", "purity of clients", "ArrowLeft"), ("hierarchy", "width of the center's prior", "End"),
+        ("hierarchy", "points of the client", "Home"), ("what_leaves", "secure = true", "Space"),
+    ],
+)  # fmt: skip
+def test_every_figure_moves_by_keyboard_alone(site: Path, browser: Any, name: str, control: str, key: str) -> None:
+    page = browser.new_page()
+    page.goto((site / f"explain/{name}.html").as_uri())
+    told = page.locator(".drawn output")
+    before = told.inner_text()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if control in page.evaluate("document.activeElement.closest('label')?.textContent ?? ''"):
+            break
+    page.keyboard.press(key)
+    assert told.inner_text() != before
+    page.close()
+
+
+# The contrast of letters of drawings with the page behind them, as WCAG counts it; those in boxes are left out.
+CONTRAST = """() => [...document.querySelectorAll(".drawn svg text")].filter((one) => !one.closest("g")).map((one) => {
+  const light = (color) => color.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const pair = [getComputedStyle(one).fill, getComputedStyle(document.body).backgroundColor].map(light);
+  return [one.textContent, (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_letters_of_drawings_can_be_read(site: Path, browser: Any, scheme: str) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    figures = ("algorithms/fedsoft", "explain/idea", "explain/averages", "explain/hierarchy", "explain/what_leaves")
+    for name in figures:
+        page.goto((site / f"{name}.html").as_uri())
+        found = page.evaluate(CONTRAST)
+        assert found
+        assert [text for text, ratio in found if ratio < 4.5] == [], name
+        small = "[...document.querySelectorAll('.drawn > svg text')].map((one) => one.getBoundingClientRect().height)"
+        assert min(page.evaluate(small), default=99) >= 10, name
+    context.close()
+
+
+def test_a_finger_finds_what_can_be_dragged(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((site / "explain/idea.html").as_uri())
+    box = page.get_by_role("slider", name="Client A").bounding_box()
+    assert min(box["width"], box["height"]) >= 24
     page.close()
 
 
@@ -115,5 +166,5 @@ def test_the_first_stop_of_the_keyboard_skips_to_the_content(site: Path, browser
     page = browser.new_page()
     page.goto((site / "questions.html").as_uri())
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "md-skip"
+    assert page.evaluate("document.activeElement.classList.contains('md-skip')")
     page.close()

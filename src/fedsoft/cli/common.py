@@ -18,6 +18,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from fedsoft.errors import FilesGone, InputError, unknown
 from fedsoft.escape import shown
@@ -32,8 +33,17 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """A group of commands that suggests the nearest name in place of an unknown one."""
+    """A group of commands that suggests the nearest name in place of an unknown one, and says that Ctrl-C was heard."""
 
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            say(INTERRUPTED, err)
+            raise typer.Exit(STOPPED) from None
+
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -67,6 +77,7 @@ out, err = Terminal(), Terminal(stderr=True)
 MOST_SEEDS = 10_000
 PAGE = 110  # characters in a line of a table that is written to a file
 STOPPED = 130  # exit code
+INTERRUPTED = "stopped; what was saved before is intact, and the same command goes on from there"
 T = TypeVar("T")
 
 

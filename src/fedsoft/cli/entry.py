@@ -10,7 +10,7 @@ import click
 import typer
 from rich.text import Text
 
-from fedsoft.cli.common import app, err, out, print_json
+from fedsoft.cli.common import INTERRUPTED, STOPPED, app, err, out, print_json
 from fedsoft.errors import FedsoftError, unknown
 from fedsoft.escape import guard_terminal, shown
 from fedsoft.machine.resources import is_out_of_memory
@@ -54,8 +54,8 @@ def main() -> NoReturn:
             raise
         _fail(f"not enough memory: {(shown(str(error)) or 'no more is available')[:500]}")
     except KeyboardInterrupt:
-        err.print("stopped; what was saved before is intact")
-        sys.exit(130)
+        err.print(INTERRUPTED)
+        sys.exit(STOPPED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -34,7 +34,10 @@ SeedsOption = Annotated[str | None, typer.Option("--seeds", metavar="A..B", help
 def ls(
     cells: CellsArgument = None, plan: PlanOption = None, board: BoardOption = FOLDER, json_: JsonOption = False
 ) -> None:
-    """List the cells: which are complete, and about how long what is missing would take on one core."""
+    """List the cells: which are complete, and about how long what is missing would take on one core.
+
+    Without names a line for each federation; with names a line for each cell.
+    """
     from fedsoft.leaderboard.data import Board
     from fedsoft.leaderboard.listing import states
     from fedsoft.leaderboard.plan import read_plan
@@ -49,14 +52,26 @@ def ls(
     if json_:
         print_json({"cells": [one.to_dict() for one in found], "seconds": sum(one.seconds for one in found)})
         return
-    table = grid(
-        "Cells of the leaderboard", ["cell", "state", "runs", "missing", "hash"], left=["cell", "state", "hash"]
-    )
-    for one in found:
-        left = duration(one.seconds) if one.seconds else ""
-        table.add_row(one.cell, one.state, f"{one.runs} of {one.wanted}", left, one.hash or one.why)
+    if cells:
+        heads = ["cell", "state", "runs", "missing", "hash"]
+        table = grid("Cells of the leaderboard", heads, left=["cell", "state", "hash"])
+        for one in found:
+            left = duration(one.seconds) if one.seconds else ""
+            table.add_row(one.cell, one.state, f"{one.runs} of {one.wanted}", left, one.hash or one.why)
+    else:
+        kinds = ["complete", "partial", "not run", "not possible"]
+        table = grid("Cells of the leaderboard", ["federation", *kinds, "missing"], left=["federation"])
+        for federation in dict.fromkeys(one.cell.partition("/")[0] for one in found):
+            here = [one for one in found if one.cell.startswith(f"{federation}/")]
+            counts = [str(sum(one.state == kind for one in here)) for kind in kinds]
+            seconds = sum(one.seconds for one in here)
+            table.add_row(federation, *counts, duration(seconds) if seconds else "")
     page().print(table)
     say(f"What is missing takes about {duration(sum(one.seconds for one in found))} on one core.")
+    if not cells:
+        say("For the cells of one: fedsoft leaderboard ls FEDERATION")
+    if not (board / "data").is_dir():
+        say(f"There is no data in '{board}' (--board FOLDER).", err)
 
 
 @leaderboard.command(epilog="Example:  fedsoft leaderboard run synthetic-10-90/ifca digits-2/fedsoft/bytes")

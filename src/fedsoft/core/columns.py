@@ -17,6 +17,7 @@ class Reading:
         client: the column with the names of clients, if any.
         arrays: the inputs of an `.npz`; default: `x`.
         delimiter, decimal, encoding: how CSV files are written.
+        missing: `drop` leaves rows with empty cells out.
     """
 
     target: str | tuple[str, ...] = "y"
@@ -25,6 +26,7 @@ class Reading:
     delimiter: str = ","
     decimal: str = "."
     encoding: str = "utf-8"
+    missing: str | None = None
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,31 @@ def _lines(file: Path, form: CsvForm = USUAL) -> Any:
 
 
 def read_csv(file: Path, form: CsvForm) -> Any:
-    """Return the rows of a file as a table of pyarrow."""
+    """Return the rows of a file as a table of pyarrow, without the spaces around names of columns and around text."""
     from pyarrow import csv
 
     # One block: the types of the columns are guessed from the first block alone, and later ones may not contradict it.
     block = min(max(file.stat().st_size, 2**20), 2**31 - 1)
-    return csv.read_csv(
+    read = csv.read_csv(
         str(file),
         read_options=csv.ReadOptions(block_size=block, encoding=form.encoding),
         parse_options=csv.ParseOptions(delimiter=form.delimiter),
         convert_options=csv.ConvertOptions(strings_can_be_null=True, decimal_point=form.decimal),
     )
+    return _trimmed(read.rename_columns([name.strip() for name in read.column_names]))
+
+
+def _trimmed(rows: Any) -> Any:
+    """Return text without the spaces around it, of which spreadsheets leave some; cells of spaces alone are empty."""
+    from pyarrow import scalar, types
+    from pyarrow.compute import call_function
+
+    for place, field in enumerate(rows.schema):
+        if types.is_string(field.type):
+            text = call_function("utf8_trim_whitespace", [rows.column(place)])
+            empty = call_function("equal", [text, scalar("", field.type)])
+            rows = rows.set_column(place, field, call_function("if_else", [empty, scalar(None, field.type), text]))
+    return rows
 
 
 def ragged(file: Path, form: CsvForm) -> InputError | None:

@@ -53,7 +53,9 @@ def read_new_clients(
     options = TableSettings.like(federation.columns.reading, target, federation.columns.ignored)
     found: dict[str, Pair] = {}
     for one in _sources(source):
-        part = _known_part(one, federation, options, labelled=labelled)
+        part, left_out = _known_part(one, federation, options, labelled=labelled)
+        if left_out:
+            say(f"{part.file.name}: {left_out} rows with an empty cell are left out, as in training")
         if part.table is not None:
             for notice in unseen(part.table, federation.columns):
                 say(notice)
@@ -70,12 +72,14 @@ def _sources(source: Any) -> Iterable[Path | Table]:
     return files_in(path) if path.is_dir() else [one_file(path)]
 
 
-def _known_part(source: Path | Table, federation: Federation, options: TableSettings, *, labelled: bool) -> Part:
-    """Read a table by the columns and categories that the federation has, or arrays."""
+def _known_part(
+    source: Path | Table, federation: Federation, options: TableSettings, *, labelled: bool
+) -> tuple[Part, int]:
+    """Read a table by the columns and categories that the federation has, or arrays; count the rows left out."""
     if isinstance(source, Path):
         check_readable(source)
         if source.suffix.lower() == ".npz":
-            return array_part(source, options, labelled=labelled)
+            return array_part(source, options, labelled=labelled), 0
         source = Table.read(source, options.form)
     columns, client = federation.columns, federation.columns.reading.client
     names = checked_names(source, options, labelled=labelled)
@@ -85,4 +89,8 @@ def _known_part(source: Path | Table, federation: Federation, options: TableSett
     here = [name for name in names if name not in options.targets and name not in ignored]
     check_same(source.file, here, "the run's data", columns.features or ())
     known = client if labelled and client in names else None
-    return part_of(source, columns, options, known, labelled=labelled or options.targets[0] in names)
+    whole = source
+    if labelled and options.missing == "drop":  # predictions are one for each row of the file
+        whole = source.complete(options.used(columns, known))
+    part = part_of(whole, columns, options, known, labelled=labelled or options.targets[0] in names)
+    return part, len(source) - len(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,26 +55,59 @@ def _parts(
 ) -> tuple[list[Part], Columns, tuple[str, ...]]:
     """Read all files; the first table decides on the order of the inputs."""
     read = [file if isinstance(file, Table) else read_part(file, options) for file in files]
+    columns = _columns([table for table in read if isinstance(table, Table)], options, client)
+    notices: tuple[str, ...] = ()
+    if options.missing == "drop":
+        used = options.used(columns, client)
+        whole = [one.complete(used) if isinstance(one, Table) else one for one in read]
+        notices = _left_out([(a, b) for a, b in zip(read, whole, strict=True) if isinstance(a, Table)])
+        read = whole
     tables = [table for table in read if isinstance(table, Table)]
-    columns, notices = Columns(), ()
-    for table in tables:
-        own = options.choose(table.file, checked_names(table, options), client)
-        columns = own if columns.features is None else columns
-        check_same(table.file, own.features or (), f"'{tables[0].file.name}'", columns.features or ())
     columns = with_categories(columns, tables, options)
-    parts = [part_of(table, columns, options, client) if isinstance(table, Table) else table for table in read]
+    parts = [part_of(one, columns, options, client) if isinstance(one, Table) else one for one in read]
     if tables:
-        owners, count = [], 0
-        for part in parts:
-            if part.table is not None:
-                owner = np.empty(len(part.table), dtype=np.int64)
-                for k, (_, rows) in enumerate(part.clients):
-                    owner[rows] = count + k
-                owners.append(owner)
-                count += len(part.clients)
-        notices = id_notices(columns, tables, owners)
-        if client is not None and 2 * count > sum(map(len, tables)) > 10:
-            notices += (
-                f"Column '{client}' makes {count} clients of {sum(map(len, tables))} rows: is it that of clients?",
-            )
+        owners = _owners(parts)
+        notices += id_notices(columns, tables, owners)
+        count, points = 1 + max(int(owner.max()) for owner in owners), sum(map(len, tables))
+        if client is not None and 2 * count > points > 10:
+            notices += (f"Column '{client}' makes {count} clients of {points} rows: is it that of clients?",)
     return parts, columns, notices
+
+
+def _columns(tables: Sequence[Table], options: TableSettings, client: str | None) -> Columns:
+    """Return what the columns of all tables are for; raise InputError where tables differ in their inputs."""
+    columns, ignored = Columns(), dict[str, None]()
+    everywhere = {name for table in tables for name in table.names}
+    for table in tables:
+        own = options.choose(table.file, checked_names(table, options), client, everywhere)
+        columns = own if columns.features is None else columns
+        ignored |= dict.fromkeys(own.ignored)
+        first = f"'{tables[0].file.name}'"
+        check_same(table.file, own.features or (), first, columns.features or (), dropping=True)
+    return replace(columns, ignored=tuple(ignored))
+
+
+def _left_out(tables: Sequence[tuple[Table, Any]]) -> tuple[str, ...]:
+    """Return a sentence about the rows that were left out, if any: pairs of a table before and after."""
+    lost = {before.file.name: len(before) - len(after) for before, after in tables if len(after) < len(before)}
+    if not lost:
+        return ()
+    count, points, most = sum(lost.values()), sum(len(before) for before, _ in tables), max(lost, key=lost.__getitem__)
+    where = f"in {most}" if len(lost) == 1 else f"in {len(lost)} files, most of them ({lost[most]}) in {most}"
+    rows = (
+        f"{count} of {points} rows {'has' if count == 1 else 'have'} an empty cell and {'is' if count == 1 else 'are'}"
+    )
+    return (f"{rows} left out by missing = 'drop', {where}",)
+
+
+def _owners(parts: Sequence[Part]) -> list[np.ndarray]:
+    """Return the number of the client of each row, for each table."""
+    owners, count = [], 0
+    for part in parts:
+        if part.table is not None:
+            owner = np.empty(len(part.table), dtype=np.int64)
+            for k, (_, rows) in enumerate(part.clients):
+                owner[rows] = count + k
+            owners.append(owner)
+            count += len(part.clients)
+    return owners

@@ -103,14 +103,20 @@ def checked_names(table: Table, options: TableSettings, *, labelled: bool = True
     return names
 
 
-def check_same(file: Path, features: Sequence[str], first: str, expected: Sequence[str]) -> None:
-    """Raise InputError unless the features are those that are expected, in any order; `first`: what has these."""
+def check_same(
+    file: Path, features: Sequence[str], first: str, expected: Sequence[str], *, dropping: bool = False
+) -> None:
+    """Raise InputError unless the features are those that are expected, in any order.
+
+    `first`: what has these. `dropping`: whether columns can be left out of all files.
+    """
     here, there = set(features), set(expected)
     if here != there:
         missing = [name for name in expected if name not in here]
         extra = [name for name in features if name not in there]
         parts = [f"{word} {_quoted(names)}" for word, names in (("lacks", missing), ("adds", extra)) if names]
-        raise bad(file, f"should have the columns of {first}, but {' and '.join(parts)}")
+        remedy = f": leave out what is not in all files by drop = {[*extra, *missing]}" if dropping else ""
+        raise bad(file, f"should have the columns of {first}, but {' and '.join(parts)}{remedy}")
 
 
 def _quoted(names: Sequence[str]) -> str:

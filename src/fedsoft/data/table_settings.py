@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -18,6 +18,7 @@ from fedsoft.settings import settings
 
 Names = tuple[str, ...]
 Decimal = Literal[".", ","]
+Missing = Literal["drop"]
 Task = Literal["auto", "regression", "classification", "multilabel"]
 
 
@@ -30,7 +31,10 @@ class TableSettings:
             numbers, true/false and text are classes (text is numbered in sorted order over all clients).
         features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use. In
             an `.npz` the arrays of inputs, which a network is given by name; default: `x`.
-        drop: columns that are no inputs, by name or pattern.
+        drop: columns that are no inputs, by name or pattern; of several files one has to have each.
+        missing: `drop` leaves rows with empty cells (nothing, NA, NaN or null) out of training, of tests and of new
+            clients' points, and counts them; cells of columns that are not used may be empty. A file to predict on
+            keeps all rows, so it must be filled. Default: an empty cell is an error.
         categorical: columns whose values are categories although they look like numbers, by name or pattern.
         categories: the most categories of a column of text. Each becomes an input of its own, 1 where a point has it
             and else 0; a value that no client had in training is 0 in all of them. 0: text is refused.
@@ -52,6 +56,7 @@ class TableSettings:
     target: str | Names = "y"
     features: Names | None = None
     drop: Names = ()
+    missing: Missing | None = None
     categorical: Names = ()
     categories: Annotated[int, Field(ge=0, le=10_000)] = 100
     tokens: Names = ()
@@ -76,13 +81,14 @@ class TableSettings:
         return TableSettings(
             target=target or reading.target, features=reading.arrays, drop=ignored, delimiter=reading.delimiter,
             decimal=cast(Decimal, reading.decimal), encoding=reading.encoding,
+            missing=cast(Missing | None, reading.missing),
         )  # fmt: skip
 
     def reading(self, client: str | None) -> Reading:
         """Return what the files of new clients have to be read by."""
         return Reading(
             target=self.target, client=client, arrays=self.features, delimiter=self.delimiter, decimal=self.decimal,
-            encoding=self.encoding,
+            encoding=self.encoding, missing=self.missing,
         )  # fmt: skip
 
     @property
@@ -106,13 +112,16 @@ class TableSettings:
             )
         return self.split.by
 
-    def choose(self, file: Path, names: Sequence[str], client: str | None) -> Columns:
-        """Return which columns of a table are inputs, and which are not; raise InputError for names that it lacks."""
+    def choose(self, file: Path, names: Sequence[str], client: str | None, elsewhere: Collection[str] = ()) -> Columns:
+        """Return which columns of a table are inputs, and which are not; raise InputError for names that it lacks.
+
+        `elsewhere`: the columns of the other files, which may have what is dropped here.
+        """
         for name in filter(None, (client, self.split_column)):
             if name not in names:
                 raise bad(file, f"lacks a column: {unknown('column', name, names)}")
         used = {*self.targets, *filter(None, (client, self.split_column))}
-        dropped = _matching(file, names, self.drop)
+        dropped = _matching(file, names, self.drop, elsewhere)
         chosen = _matching(file, names, self.features or ())
         if self.features is None:
             features = [name for name in names if name not in used and name not in dropped]
@@ -129,15 +138,20 @@ class TableSettings:
         tokens = tuple(name for name in features if matches(name, self.tokens))
         return Columns(tuple(features), ignored=ignored, tokens=tokens)
 
+    def used(self, columns: Columns, client: str | None) -> Names:
+        """Return the columns of which every point needs a value."""
+        others = filter(None, (client, self.split_column))
+        return tuple(dict.fromkeys((*(columns.features or ()), *self.targets, *others)))
+
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a column is named, or fits a pattern."""
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _matching(file: Path, names: Sequence[str], patterns: Sequence[str]) -> set[str]:
-    """Return the columns that are meant by names and patterns, each of which must mean one."""
+def _matching(file: Path, names: Sequence[str], patterns: Sequence[str], elsewhere: Collection[str] = ()) -> set[str]:
+    """Return the columns that are meant by names and patterns, each of which must mean one, here or elsewhere."""
     for pattern in patterns:
-        if not any(matches(name, [pattern]) for name in names):
+        if not any(matches(name, [pattern]) for name in (*names, *elsewhere)):
             raise bad(file, f"lacks a column: {unknown('column', pattern, names)}")
     return {name for name in names if matches(name, patterns)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Table:
     file: Path
     rows: Any  # a table of pyarrow
     form: CsvForm = USUAL
+    origin: np.ndarray | None = None  # where each row was in the file, if some were left out
 
     @staticmethod
     def read(file: Path, form: CsvForm = USUAL) -> Table:
@@ -81,7 +82,17 @@ class Table:
 
     def place(self, row: int) -> str:
         """Return where a point is, counted from 1: its line in a CSV file, else its row."""
-        return place(self.file, row, self.form)
+        return place(self.file, row if self.origin is None else int(self.origin[row]), self.form)
+
+    def complete(self, names: Sequence[str]) -> Table:
+        """Return the rows that have a value in each of these columns; raise InputError where there is none."""
+        empty = np.zeros(len(self), dtype=bool)
+        for name in names:
+            empty |= self.rows.column(name).is_null(nan_is_null=True).to_numpy()
+        if empty.all():
+            raise bad(self.file, "has an empty cell in every row, so missing = 'drop' leaves no points: leave it out")
+        kept = np.flatnonzero(~empty)
+        return self if len(kept) == len(self) else Table(self.file, self.rows.take(kept), self.form, kept)
 
     def has_text(self, name: str) -> bool:
         """Whether a column holds text."""
@@ -121,7 +132,7 @@ class Table:
         if count := column.null_count:
             where = self.place(int(np.flatnonzero(column.is_null().to_numpy())[0]))
             cells, first = ("1 empty cell", "") if count == 1 else (f"{count} empty cells", "the first in ")
-            remedy = "fill it or drop it" if count == 1 else "fill them or drop those rows"
+            remedy = f"fill {'it' if count == 1 else 'them'}, or leave such rows out by missing = 'drop'"
             raise bad(self.file, f"has {cells} (nothing, NA or null) in column '{name}', {first}{where}: {remedy}")
         return column
 

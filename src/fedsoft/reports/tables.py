@@ -18,6 +18,7 @@ from fedsoft.reports.cluster_models import cluster_models
 from fedsoft.reports.clusters import profile_tables, variance_tables
 from fedsoft.reports.common_sections import personal_table
 from fedsoft.reports.metrics import metric_tables
+from fedsoft.reports.narrow import NarrowingTable
 from fedsoft.reports.numbers import metric_name, number, size, unit
 from fedsoft.reports.run_list import BUDGET, state_of
 from fedsoft.reports.run_loader import Finished
@@ -44,7 +45,7 @@ def grid(
     title: str | None, heads: Iterable[str], left: Collection[str] = (), frame: box.Box = box.SIMPLE_HEAD
 ) -> Table:
     """Return a table without rows; columns are aligned to the right but for those in `left`."""
-    table = Table(title=title and Text(title), title_justify="left", box=frame)
+    table = NarrowingTable(title=title and Text(title), title_justify="left", box=frame)
     for head in heads:
         table.add_column(Text(head), justify="left" if head in left else "right", no_wrap=True)
     return table

@@ -65,6 +65,7 @@ function handle(svg, name, get, set, change) {
   const one = dot(svg, "var(--fig-muted)", name);
   const { group } = one;
   group.classList.add("handle");
+  make(group, "circle", { r: 22, fill: "transparent", stroke: "none", class: "reach" }); // wide enough for a finger
   const told = () => {
     group.setAttribute("aria-valuenow", Math.round(100 * get()));
     group.setAttribute("aria-valuetext", `${percent(get())} of source 1`);
