@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.core import compiled_solves
+from fedsoft.core import compiled_solves, solve_kernels
 from fedsoft.core.batches import Problem, Prox
 from fedsoft.core.client_data import Augment, ClientData, DataShape
 from fedsoft.core.client_draws import Draws
@@ -114,6 +114,46 @@ def test_single_precision_agrees_to_a_millionth(kind: str) -> None:
     other, *_ = ours.solve(problem_of(model.by("stacked"), data), w, ours.init_state(w))
     assert found.dtype == torch.float32
     assert torch.linalg.norm(found - other) < 1e-6 * torch.linalg.norm(other)
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 5, 10])
+@pytest.mark.parametrize("kind", ["softmax", "choice", "available"])
+def test_gradients_of_any_number_of_outputs_and_points_are_those_of_torch(kind: str, outputs: int) -> None:
+    rng = np.random.default_rng(outputs)
+    points = 37  # two full blocks of lanes, and a part of one
+    wide = torch.from_numpy(rng.standard_normal((points, 21) if kind == "softmax" else (points, outputs, 7)))
+    y, weight = torch.from_numpy(rng.integers(0, outputs, points)), torch.from_numpy(rng.random(points))
+    if kind == "available":
+        wide[..., -1] = torch.from_numpy(rng.integers(0, 2, (points, outputs)))
+        wide[torch.arange(points), y, -1] = 1
+    maker = fs.models.linear() if kind == "softmax" else fs.models.conditional_logit(available=kind == "available")
+    model = maker(DataShape("classification", tuple(wide.shape[1:]), outputs))
+    data, w = ClientData.concat([(wide, y)]), random_stack(model, 1)
+    ours = fs.SGD(lr=1.0, epochs=1, batch=points, shuffle=False)
+    stepped = ours.solve(problem_of(model, data, weights=weight), w, ours.init_state(w))[0]
+    w.requires_grad_()
+    with torch.enable_grad():
+        if kind == "softmax":
+            scores = wide @ w.view(outputs, -1).T
+        else:
+            scores = wide[..., : w.shape[1]] @ w[0]
+            scores = scores - 1e4 * (1 - wide[..., -1]) if kind == "available" else scores
+        loss = (torch.nn.functional.cross_entropy(scores, y, reduction="none") * weight).sum() / points
+    (gradient,) = torch.autograd.grad(loss, w)
+    assert torch.allclose(w.detach() - stepped, gradient, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exponentials_are_those_of_torch(dtype: type) -> None:
+    x = np.concatenate([-np.logspace(-8, 1.93, 3000), [0.0, -87.0]]).astype(dtype)
+    found, total = x.copy(), np.zeros_like(x)
+    solve_kernels.exponentials(found, np.zeros_like(x), total)
+    assert np.allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7 if dtype == np.float32 else 1e-14, atol=0)
+    assert np.array_equal(found, total)
+    odd = np.array([np.nan, -np.inf, -1e4], dtype)
+    solve_kernels.exponentials(odd, np.zeros_like(odd), np.zeros_like(odd))
+    assert np.isnan(odd[0])
+    assert (odd[1:] < 2e-38).all()
 
 
 @pytest.mark.parametrize("kind", ["squared", "softmax"])

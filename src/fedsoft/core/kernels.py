@@ -22,11 +22,14 @@ Pull = tuple[bool, A, A]
 Rate = tuple[A, A, A]
 
 
+def _options(*more: str) -> dict[str, Any]:
+    # Products may be fused with sums. Nothing may be assumed finite.
+    return {"nogil": True, "fastmath": {"contract", *more}, "error_model": "numpy"}
+
+
 def compiled(function: F, *more: str) -> F:
     """Compile on first use; keep the result on disk where there is a place to keep it."""
-    # Products may be fused with sums. Nothing may be assumed finite.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", *more}, "error_model": "numpy"}
-    folder = own_folder()
+    options, folder = _options(*more), own_folder()
     if folder is None:
         return cast(F, njit(**options)(function))
     with kept_in(folder):
@@ -36,6 +39,16 @@ def compiled(function: F, *more: str) -> F:
 def compiled_sums(function: F) -> F:
     """Compile a loop of long sums, whose terms may be added in another order: several at once."""
     return compiled(function, "reassoc")
+
+
+def part(function: F) -> F:
+    """Make a loop a part of those in the same file that use it: a call would pass a dozen words for every array."""
+    return cast(F, njit(forceinline=True, **_options())(function))
+
+
+def part_sums(function: F) -> F:
+    """The same for long sums, see `compiled_sums`."""
+    return cast(F, njit(forceinline=True, **_options("reassoc"))(function))
 
 
 @compiled
