@@ -2,8 +2,9 @@
 FROM python:3.12-slim-bookworm
 
 COPY dist/*.whl constraints.txt /tmp/fedsoft/
-# Torch for the CPU comes from PyTorch's own index; that of PyPI brings gigabytes of CUDA.
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu -c /tmp/fedsoft/constraints.txt torch \
+# PyTorch's own index has torch for the CPU; pip's usual one brings gigabytes of CUDA (docs/install.md).
+ARG TORCH_INDEX
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c /tmp/fedsoft/constraints.txt torch \
  && pip install --no-cache-dir -c /tmp/fedsoft/constraints.txt /tmp/fedsoft/*.whl \
  && rm -r /tmp/fedsoft \
  && useradd --create-home --uid 10001 fedsoft \

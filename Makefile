@@ -13,16 +13,15 @@ TESTERS ?= $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 install: $(READY)
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# PyTorch's own index has torch for the CPU; that of other packages brings gigabytes of CUDA along on Linux.
-TORCH ?= https://download.pytorch.org/whl/cpu
+# Where torch for the CPU is, if pip's own index has it with gigabytes of CUDA: make demo TORCH_INDEX=... (docs/install.md).
+TORCH_INDEX ?=
 
 $(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedsoft needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV) (first time only, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --retries 0 --index-url $(TORCH) torch 2>/dev/null || \
-	  { echo "no torch from $(TORCH): taking that of the usual index, on Linux with gigabytes of CUDA"; $(PIP) torch; }
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@$(PIP) -e .
 	@touch $@
 
