@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 
@@ -45,6 +46,13 @@ def _gradients_stay_on() -> Iterator[None]:
     on = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert on, "gradients are switched off after this test"
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_found() -> Iterator[None]:
+    """The command line keeps what it starts from looking for modules in the current folder; further tests start others."""
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
