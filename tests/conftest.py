@@ -50,7 +50,7 @@ def _gradients_stay_on() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _modules_are_found() -> Iterator[None]:
-    """The command line keeps what it starts from looking for modules in the current folder; further tests start others."""
+    """The command line keeps what it starts from looking for modules in the current folder; other tests need them."""
     yield
     os.environ.pop("PYTHONSAFEPATH", None)
 
