@@ -114,5 +114,5 @@ def test_a_node_without_the_first_classes_keeps_the_numbers_of_its_labels(label:
     node = node_at(tmp_path, 'name = "a"\nworkers = 1\n[data]\npath = "a.csv"\nheld_out = 0.0\n')
     (tmp_path / "a.csv").write_text("u,y\n" + f"0.5,{label}\n" * 3)
     shape = agreed_shape({"task": "classification", "outputs": 3, "input": [1]})
-    found = node.config.own_points(shape)
+    found = node.config.points.agreed(shape)
     assert (found.train.y.tolist(), found.shape) == ([label] * 3, shape)

@@ -221,8 +221,7 @@ def carry_out(
         )
     if not finished:
         count = len(folder.records())
-        at_nodes = (folder.path / "federation.json").exists()  # client state is at the nodes of a federation
-        way = "the same command" if at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
+        way = "the same command" if folder.at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
         say(f"stopped and saved after round {count} of {spec.rounds}: resume with {way}", err)
         raise typer.Exit(STOPPED)
     _draw(folder, anew=True)

@@ -118,8 +118,7 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         if (problem := folder.diverged) is not None:
             left = Text(f"diverged {where}: {problem}", style="yellow")
         else:
-            far = (folder.path / "federation.json").exists()
-            way = "the command that began it" if far else f"fedsoft resume {folder.name}"
+            way = "the command that began it" if folder.at_nodes else f"fedsoft resume {folder.name}"
             left = Text(f"stopped {where}: go on with {way}")
         return Group(head, left, *_told([*silence(records), *exclusions(records)]), _cost(records), *_kept(folder))
     hidden = withheld_centers(spec, records)

@@ -159,7 +159,7 @@ def _opened(spec: RunSpec, folder: RunFolder, options: RunOptions, again: bool) 
     over = not again and folder.scores() is not None
     if over and not reads_files(spec):
         return None
-    if not over and (folder.path / "federation.json").exists() and isinstance(options.engine, str):
+    if not over and folder.at_nodes and isinstance(options.engine, str):
         raise StoreError(
             f"the clients of run '{folder.name}' keep their state at nodes: go on with the command that "
             "began it (fedsoft run --engine flower, or fedsoft flower run)"

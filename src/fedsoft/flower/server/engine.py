@@ -8,7 +8,6 @@ of it.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from fedsoft.engine.cost import size_of
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Request
+from fedsoft.flower.server.attempt import Attempt
 from fedsoft.flower.server.event_log import EventLog
 from fedsoft.flower.server.exchange import Content, Exchange, Transport
 from fedsoft.flower.server.expected_replies import Expectation, Expected
@@ -44,11 +44,9 @@ from fedsoft.flower.server.terms import QuorumError
 from fedsoft.flower.submission import Submission
 from fedsoft.flower.sum_request import least_clients, mark_of
 from fedsoft.machine.resources import memory_size
-from fedsoft.runs.folder import RunFolder
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.exclusions import Exclusion
 from fedsoft.safety.guards import Guards
-from fedsoft.storage.files import read_json
 from fedsoft.storage.tensorfile import Blocks
 
 
@@ -135,26 +133,14 @@ class FlowerEngine(Engine):
     def use_folder(self, folder: Path) -> None:
         """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
         self.folder = self.log.folder = folder
-        path = folder / "federation.json"
-        name = f"{folder.name[:80]}-{secrets.token_hex(8)}"
-        known: dict[str, Any] = {"experiment": name, "attempt": 0, "secret": secrets.token_hex(16)}
-        if path.exists():
-            try:
-                known |= read_json(path)
-                self.log.attempt = int(known["attempt"]) + 1
-                self.registry.sizes |= {str(name): int(size) for name, size in known.get("sizes", {}).items()}
-            except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(f"'{path}' is damaged: {error}") from None
-        self.experiment = str(known["experiment"])
-        self.secret = str(known["secret"])  # nodes know the seed: noise that hides clients must not come from it alone
+        known = Attempt.following(folder)
+        self.experiment, self.secret, self.log.attempt = known.experiment, known.secret, known.attempt
+        self.registry.sizes |= known.sizes
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
-            known = {"experiment": self.experiment, "attempt": self.log.attempt, "sizes": self.registry.sizes}
-            known["secret"] = self.secret
-            RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
-            (self.folder / "federation.json").chmod(0o600)  # it holds the secret of the noise on centers
+            Attempt(self.experiment, self.log.attempt, self.registry.sizes, self.secret).write(self.folder)
 
     @override
     def init_clients(self) -> None:
@@ -181,11 +167,7 @@ class FlowerEngine(Engine):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     @override
-    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
-        ids, own = self.admit(job, ids, each, shared)
-        return self.release(job, self._send(job, ids, own, shared))
-
-    def _send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
+    def send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
         if not len(ids):
             return Answer(ids, {})
         right = self.expected.of(job, shared, each, self.t)
