@@ -32,8 +32,8 @@ from fedsoft.runs.execute import execute
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions, federation_of, plan_of
 from fedsoft.runs.spec import RunSpec
+from fedsoft.safety.accountant import shares_epsilon
 from fedsoft.safety.dropouts import Dropouts
-from fedsoft.safety.privacy import shares_epsilon
 from fedsoft.secure.coding import MODELS, NUMBERS
 from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.leverage import visible

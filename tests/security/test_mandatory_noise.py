@@ -46,7 +46,7 @@ def test_what_has_no_noise_does_not_leave_under_any_name(tmp_path: Path) -> None
 
 def test_a_budget_is_spent_over_all_runs_and_restarts(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    from fedsoft.safety.privacy import gaussian_epsilon
+    from fedsoft.safety.accountant import gaussian_epsilon
 
     policy = "[policy]\nprivacy = { epsilon = 1.0 }\nruns = 100\n"
     raw = described(privacy=NOISE | {"counts": 0.0})

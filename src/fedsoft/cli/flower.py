@@ -10,19 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedsoft.cli.common import (
-    Commands,
-    JsonOption,
-    OutOption,
-    RoundsOption,
-    SetOption,
-    SourceArgument,
-    app,
-    changes,
-    err,
-    out,
-    print_json,
-)
+from fedsoft.cli.common import Commands, app, err, out, print_json
+from fedsoft.cli.options import JsonOption, OutOption, RoundsOption, SetOption, SourceArgument, changes
 
 flower = typer.Typer(
     cls=Commands,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsoft.cli.common import (
-    STOPPED,
+from fedsoft.cli.common import STOPPED, advise_data_option, app, err, out, page, parse_seeds, print_json, say
+from fedsoft.cli.options import (
     AllowOption,
     JsonOption,
     KeepOption,
@@ -21,15 +21,7 @@ from fedsoft.cli.common import (
     OutOption,
     RunArgument,
     SpecOptions,
-    advise_data_option,
-    app,
-    err,
     grouped,
-    out,
-    page,
-    parse_seeds,
-    print_json,
-    say,
 )
 from fedsoft.errors import DivergedError, InputError, StoreError, unknown
 from fedsoft.runs.names import match_run

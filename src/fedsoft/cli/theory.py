@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.cli.common import JsonOption, app, err, out, print_json
+from fedsoft.cli.common import app, err, out, print_json
+from fedsoft.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from fedsoft.theory.check import Holds
