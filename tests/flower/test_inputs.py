@@ -104,9 +104,11 @@ def test_the_shape_of_data_at_nodes() -> None:
 
 
 def test_tokens_at_nodes_need_their_kind() -> None:
-    fed = fs.datasets.nodes(clients={"a": key_of(0)}, input=[3], kind="int", outputs=2, task="classification")
+    about = {"clients": {"a": key_of(0)}, "input": [3], "outputs": 2, "task": "classification"}
     net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
-    fs.fit(fs.FedAvg(), fed, net, rounds=0)
+    assert fs.fit(fs.FedAvg(), fs.datasets.nodes(**about, kind="int"), net, rounds=0).rounds == 0
+    with pytest.raises(fs.InputError, match="module: the network fails"):
+        fs.fit(fs.FedAvg(), fs.datasets.nodes(**about), net, rounds=0)
 
 
 @pytest.mark.parametrize("label", [1, 2])

@@ -269,7 +269,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
 
     records, scores = folder.records(), folder.scores()
     totals = Totals.of(records)
-    told = None if scores is None or scores.prior is None else scores.prior.evidence
+    evidence = None if scores is None or scores.prior is None else scores.prior.evidence
     return {
         "run": folder.name,
         "path": str(folder.path),
@@ -287,5 +287,5 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "warnings": [notice.to_dict() for notice in warnings(records)],
         "notes": [] if scores is None else [notice.to_dict() for notice in of_scores(scores)],
         "scores": None if scores is None else scores.to_dict(),
-        "evidence": None if told is None else {"per_point": told.per_point, "charged": told.charged},
+        "evidence": None if evidence is None else {"per_point": evidence.per_point, "charged": evidence.charged},
     }

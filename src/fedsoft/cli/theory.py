@@ -74,8 +74,8 @@ def theory(
     for kind in KINDS:
         found = tally(checks, kind)
         if any(found.values()):
-            told = ", ".join(f"{label} {found[holds]}" for holds, (label, _) in VERDICTS.items())
-            out.print(Text(f"{kind}, each statement once: {told}"))
+            counts = ", ".join(f"{label} {found[holds]}" for holds, (label, _) in VERDICTS.items())
+            out.print(Text(f"{kind}, each statement once: {counts}"))
 
 
 def _verdict(holds: Holds) -> Text:

@@ -210,7 +210,7 @@ class Engine(abc.ABC):
         self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
 
     def recall(self, notes: Mapping[str, Any]) -> None:
-        """Take up what `round_notes` told after the round before."""
+        """Go on from the notes of the round before, see `round_notes`."""
         self.reaches = Reaches(dict(notes.get("reaches", {})))
 
     def round_notes(self) -> dict[str, Any]:

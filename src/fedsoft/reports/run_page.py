@@ -112,10 +112,10 @@ def _warnings(group: Group) -> list[Block]:
         spent = run.records[-1].privacy if run.records else None
         notices = [*warnings(run.records), *exclusions(run.records), *members(run.records), *drift(run.records)]
         hidden = withheld_centers(run.spec, run.records).values()
-        told = [(notice.sentence, *RULES[notice.kind]) for notice in notices]
-        told += [(f"Privacy of {text}", PRIVACY, None) for text in statements(spent)]
-        told += [(capital(text), WITHHELD, None) for text in hidden]
-        found += [Verdict(f"{sentence}{seed}.", rule, holds, (run.ref,)) for sentence, rule, holds in told]
+        claims = [(notice.sentence, *RULES[notice.kind]) for notice in notices]
+        claims += [(f"Privacy of {text}", PRIVACY, None) for text in statements(spent)]
+        claims += [(capital(text), WITHHELD, None) for text in hidden]
+        found += [Verdict(f"{sentence}{seed}.", rule, holds, (run.ref,)) for sentence, rule, holds in claims]
     return found
 
 

@@ -78,7 +78,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder."""
+    """The folder of one run: everything that is read from it and written into it."""
 
     path: Path
 

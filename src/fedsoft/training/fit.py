@@ -133,7 +133,7 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
     shown = [Progress()] if options.progress or (options.progress is None and Progress.is_wanted()) else []
     watch, restarts = Watch([*watched(options.callbacks), *shown]), Restarts(engine)
     run: R | None = None
-    seen, told = len(before), set[tuple[Kind, str]]()
+    seen, warned = len(before), set[tuple[Kind, str]]()
     try:
         while True:
             try:
@@ -151,7 +151,7 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
                     if run.rounds > seen:  # played again after a loss, it is the same
                         seen = run.rounds
                         watch.round(run, record)
-                        _warn(run, told)
+                        _warn(run, warned)
                 for notice in silence(run.history) if unheard(run.history) else ():
                     LOG.warning(notice.text)
                 run.ended_by = watch.by
@@ -163,9 +163,9 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
         watch.close()
 
 
-def _warn(run: Run, told: set[tuple[Kind, str]]) -> None:
+def _warn(run: Run, warned: set[tuple[Kind, str]]) -> None:
     """Say once what is wrong with a center."""
     for notice in collapse(run.history):
-        if notice.key not in told:
-            told.add(notice.key)
+        if notice.key not in warned:
+            warned.add(notice.key)
             LOG.warning("after round %d %s", run.rounds, notice.text)

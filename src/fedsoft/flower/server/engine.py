@@ -179,8 +179,8 @@ class FlowerEngine(Engine):
             {client: row for row, client in enumerate(clients)},
         )
         about = {"job": job, "round": self.t, "ask": self.asks}
-        told = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
-        good = self._ask(self._request("job", **about), clients, content, told)
+        sent = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
+        good = self._ask(self._request("job", **about), clients, content, sent)
         places = {self.names[k]: int(k) for k in ids}
         found = sorted((places[client], client) for client in good)
         if self.sums is not None:
