@@ -189,10 +189,7 @@ def carry_out(
         if damaged is None and known.scores() is not None:
             if not check:  # the same command means another run when the data has changed
                 launch.resume(known, options, allow=spec.allow)
-            say(f"{path.name} was finished before: shown as saved ('fedsoft run ... --again' runs it again)", err)
-            with contextlib.suppress(StoreError):  # without write access nothing is drawn
-                _draw(known)
-            return known
+            return _as_saved(known)
         if options.engine != "flower" and (problem := known.diverged) is not None:
             raise DivergedError(
                 f"{path.name} diverged after round {len(known.records())}, and would again with the same settings: "
@@ -212,12 +209,23 @@ def carry_out(
             else launch.launch(spec, path, options, origin)
         )
     if not finished:
-        count = len(folder.records())
-        way = "the same command" if folder.at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
-        say(f"stopped and saved after round {count} of {spec.rounds}: resume with {way}", err)
+        _say_how_to_resume(folder, spec)
         raise typer.Exit(STOPPED)
     _draw(folder, anew=True)
     return folder
+
+
+def _as_saved(folder: RunFolder) -> RunFolder:
+    """Return a finished run as it is, with its figure where that can be drawn."""
+    say(f"{folder.name} was finished before: shown as saved ('fedsoft run ... --again' runs it again)", err)
+    with contextlib.suppress(StoreError):  # without write access nothing is drawn
+        _draw(folder)
+    return folder
+
+
+def _say_how_to_resume(folder: RunFolder, spec: RunSpec) -> None:
+    way = "the same command" if folder.at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
+    say(f"stopped and saved after round {len(folder.records())} of {spec.rounds}: resume with {way}", err)
 
 
 def _allowed(spec: RunSpec) -> str:
