@@ -99,7 +99,7 @@ def run(
     for spec in [base.with_seed(number) for number in chosen]:
         path = place(spec, out_dir, again=again)
         with advise_data_option(f"fedsoft resume {path} --data PATH"):
-            folders.append(carry_out(spec, path, save.logged(options, path)))
+            folders.append(start_or_resume(spec, path, save.logged(options, path)))
     show_runs(folders, json_)
 
 
@@ -137,7 +137,7 @@ def resume(
     # Where clients join, the new run's own file says where its data is.
     options = save.logged(machine.options(keep=save.keep, data=None if join else data), path)
     with advise_data_option("--data PATH"):
-        show_runs([carry_out(spec, path, options, check=True, origin=origin)], json_)
+        show_runs([start_or_resume(spec, path, options, check=True, origin=origin)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -164,7 +164,7 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         say(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90")
 
 
-def carry_out(
+def start_or_resume(
     spec: RunSpec, path: Path, options: RunOptions, *, check: bool = False, origin: Origin | None = None
 ) -> RunFolder:
     """Start or resume one run under a progress bar, then draw its figure.
