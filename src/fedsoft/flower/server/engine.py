@@ -180,20 +180,20 @@ class FlowerEngine(Engine):
         )
         about = {"job": job, "round": self.t, "ask": self.asks}
         sent = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
-        good = self._ask(self._request("job", **about), clients, content, sent)
+        good = self._ask_enough(self._request("job", **about), clients, content, sent)
         places = {self.names[k]: int(k) for k in ids}
         found = sorted((places[client], client) for client in good)
         if self.sums is not None:
             marks = frozenset(mark_of(value) for value in shared.values() if value.ndim > 1)
-            return self._apart(self._request("sum", **about), [k for k, _ in found], right, self.sums, marks)
-        return self._answer([k for k, _ in found], [good[client] for _, client in found])
+            return self._to_be_summed(self._request("sum", **about), [k for k, _ in found], right, self.sums, marks)
+        return self._gathered([k for k, _ in found], [good[client] for _, client in found])
 
     @override
     def least(self, ids: Ids) -> int:
         assert self.sums is not None
         return least_clients([self.registry.keys[self.names[k]] for k in ids], self.sums.secure)
 
-    def _apart(
+    def _to_be_summed(
         self, request: Request, ids: list[int], right: Expectation, sums: SumExchange, marks: frozenset[str]
     ) -> Answer:
         """Return an answer that is not here: its rows can only be summed. `marks`: of what was sent, see `mark_of`."""
@@ -207,7 +207,7 @@ class FlowerEngine(Engine):
         asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
-    def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
+    def _gathered(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
         if not ids:
             return Answer(np.array([], dtype=np.int64), {})
         store = ClientStore(len(ids), self.budget, folder=self.folder, device=self.device)
@@ -215,14 +215,16 @@ class FlowerEngine(Engine):
         self.cost.bytes_up += sum(size_of(row) for row in rows)
         return Answer(np.array(ids, dtype=np.int64), {name: store.column(name) for name in store})
 
-    def _ask(
+    def _ask_enough(
         self, request: Request, clients: list[str], content: Content, right: Expectation
     ) -> dict[str, dict[str, Tensor]]:
         """Return the rows of clients that answered and are accepted. Ask the others again while there are too few."""
         good: dict[str, dict[str, Tensor]] = {}
         bad: dict[str, str] = {}
         for _ in range(1 + self.terms.patience):
-            accepted, bad = self._once(request, [client for client in clients if client not in good], content, right)
+            accepted, bad = self._ask_once(
+                request, [client for client in clients if client not in good], content, right
+            )
             good |= accepted
             if len(good) >= self.terms.quorum * len(clients):
                 break
@@ -236,7 +238,7 @@ class FlowerEngine(Engine):
         self.tally.dropped |= set(bad)
         return good
 
-    def _once(
+    def _ask_once(
         self, request: Request, clients: list[str], content: Content, right: Expectation
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
         """Ask some clients once; return the accepted rows, and why others have none."""
