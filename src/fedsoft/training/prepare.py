@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsoft.clusters.initial import age_of
 from fedsoft.core.batches import Problem
 from fedsoft.core.class_weight_choice import ClassWeights
 from fedsoft.core.class_weights import fixed_weights
@@ -126,7 +127,7 @@ def remarks(engine: Engine, federation: Federation) -> list[str]:
     if S > 1 and _draws_are_equal(engine.model):
         with torch.no_grad(), one_thread():
             state = engine.initial_state()
-        if "age" not in state.extra and len(state.centers.unique(dim=0)) < len(state.centers):
+        if age_of(state, 0) >= 0 and len(state.centers.unique(dim=0)) < len(state.centers):
             found.append(f"the {S} centers start as copies of each other, since all draws of this model are the same")
     if engine.model.loss is cross_entropy and _gives_probabilities(engine.model, federation):
         found.append(

@@ -9,7 +9,7 @@ of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,7 @@ from fedsoft.flower.server.expected_replies import Expectation, Expected
 from fedsoft.flower.server.identity import homes
 from fedsoft.flower.server.node_registry import POINTS, NodeRegistry
 from fedsoft.flower.server.reply_validator import ReplyValidator
-from fedsoft.flower.server.score_replies import ScoreReplies
+from fedsoft.flower.server.score_replies import ScoreReplies, score_content
 from fedsoft.flower.server.sums import Asked, RemoteRows, SumExchange
 from fedsoft.flower.server.terms import QuorumError
 from fedsoft.flower.submission import Submission
@@ -48,22 +48,6 @@ from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.exclusions import Exclusion
 from fedsoft.safety.guards import Guards
 from fedsoft.storage.tensorfile import Blocks
-
-
-class _Elsewhere(ClientRows):
-    """What clients keep, as the server sees it: nothing."""
-
-    def __init__(self) -> None:
-        self.forms = {}
-
-    def take(self, rows: np.ndarray, names: Any = None) -> dict[str, Tensor]:
-        return {}
-
-    def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        raise KeyError(name)
-
-    def __getitem__(self, name: str) -> Tensor:
-        raise KeyError(name)
 
 
 @dataclass
@@ -127,7 +111,7 @@ class FlowerEngine(Engine):
     @property
     @override
     def client_states(self) -> ClientRows:
-        return _Elsewhere()
+        return ClientStore(0, self.budget)  # nothing: it stays with the clients
 
     @override
     def use_folder(self, folder: Path) -> None:
@@ -319,24 +303,17 @@ class FlowerEngine(Engine):
         return self.scored[1]
 
     def _scores(self, state: State) -> dict[str, Tensor]:
-        index = {name: k for k, name in enumerate(self.names)}
-        content = Content(
-            {f"state/{n}": value for n, value in State(state.centers, extra=state.extra).tensors().items()},
-            {f"clients/{n}": value for n, value in state.per_client.items()},
-            index,
-        )
         replies = ScoreReplies(self.model.metric, self.metrics)
         found = replies.blank(len(self.names))
         self.registry.meet(self._request("hello"))
         groups, _ = self.registry.groups(self.names)
-        for node, reply, _ in self.exchange.send(
-            self._request("scores", round=self.t), groups, content, replies.expected
-        ):
+        request, content = self._request("scores", round=self.t), score_content(state, self.names)
+        for node, reply, _ in self.exchange.send(request, groups, content, replies.expected):
             reason = reply if isinstance(reply, str) else replies.wrong(reply)
             if reason or isinstance(reply, str):
                 self.log.event("unscored", node=node, clients=groups[node], reason=reason)
                 continue
-            rows = torch.tensor([index[client] for client in reply.clients])
+            rows = torch.tensor([content.rows[client] for client in reply.clients])
             for name in found:
                 found[name][rows] = reply.tensors[name]
         return found
