@@ -33,7 +33,7 @@ class Loaded:
     name: str
 
     def read(self, data: Path, target: str | None, *, labelled: bool = True) -> dict[str, Any]:
-        """Return the points in files, by client, read as those of the run were."""
+        """Read points from files, by client, in the way that the files of the run were read."""
         from fedsoft.data.new_points import read_new_clients
 
         def warn(text: str) -> None:

@@ -174,7 +174,7 @@ class ClientHost:
         return self.before[0] if self.before is not None and t < self.before[1] else self.data
 
     def _keep(self, rows: Ids, changed: Mapping[str, Tensor], kept: np.ndarray) -> None:
-        """Store the changed states of those of `rows` at the positions `kept`."""
+        """Store the changed states of the clients `rows[kept]`."""
         if len(kept) == len(rows):
             self.client_states.put(rows, changed)
         else:

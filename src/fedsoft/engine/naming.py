@@ -14,7 +14,7 @@ PLAIN = int | float | str | bool | None
 
 
 def _plain(values: Mapping[str, Any], *, unset: bool = False) -> list[tuple[str, Any]]:
-    """Return what settings say in plain values, those of tables within them too; `unset`: also those that are None."""
+    """Return the plain values among settings, and in tables within them; `unset`: also those that are None."""
     found = [(k, v) for k, v in values.items() if isinstance(v, PLAIN) and (unset or v is not None)]
     inner = {key: vars(value) if is_dataclass(value) else value for key, value in values.items()}
     found += [(key, repr(_plain(value))) for key, value in inner.items() if isinstance(value, Mapping) and value]

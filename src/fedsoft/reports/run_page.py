@@ -105,7 +105,7 @@ WITHHELD = "the effective number of clients of a center is below privacy.floor"
 
 
 def _warnings(group: Group) -> list[Block]:
-    """Return what there is to say of centers that collapsed, of privacy, and of clients that stand out."""
+    """Return verdicts on centers that collapsed, on privacy, and on clients that stand out."""
     found: list[Block] = []
     for run in group.runs:
         seed = f" (seed {run.spec.seed})" if len(group.runs) > 1 else ""

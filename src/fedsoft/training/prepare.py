@@ -118,7 +118,7 @@ def prepare(
 
 
 def remarks(engine: Engine, federation: Federation) -> list[str]:
-    """Return what is worth a word before the first round: too few clients for the centers, centers without a
+    """Return remarks to make before the first round: too few clients for the centers, centers without a
     difference, or probabilities where the loss takes logits."""
     clients, S, found = len(engine.names), engine.algorithm.center_count, []
     if S > clients:
@@ -171,7 +171,7 @@ def _check_counts(training: Training, federation: Federation) -> None:
 
 
 def _backend(backend: str, device: str) -> str:
-    """What is written by hand is written for the CPU; elsewhere large stacks are what is fast."""
+    """Return the backend: the ones written by hand are for the CPU, elsewhere large stacks are fast."""
     return "stacked" if backend == "auto" and device != "cpu" else backend
 
 
@@ -204,7 +204,7 @@ def check_device(device: str) -> None:
 
 
 def _try_out(training: Training, federation: Federation) -> None:
-    """Solve one tiny problem, so that what cannot work is said before a run begins."""
+    """Solve one tiny problem, so that what cannot work raises before a run begins."""
     data, solver = ClientData.concat([few_points(federation)]), training.solver
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: Draws(0, "try", names=("0",)))

@@ -195,7 +195,7 @@ def _errors(record: RoundRecord) -> list[float]:
 
 
 class Restarts:
-    """Brings back workers that are lost, but not for ever when they are lost again and again."""
+    """Brings back workers that are lost, but gives up where they are lost again and again in one round."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.reached, self.losses = engine, 0, 0
