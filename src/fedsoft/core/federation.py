@@ -171,7 +171,7 @@ class Federation:
         return self.as_seen(x), y
 
     def uncoded(self) -> Federation:
-        """Return the same with whole-number labels as they stand in the data: the labels of other nodes are not known here."""
+        """Return the same with whole-number labels as they stand in the data: other nodes may have other ones."""
         labels = self.columns.labels
         if labels is None or not self.columns.whole:
             return self

@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def recorded(self) -> RunSpec:
-        """The same for those who only show it: its parts are not imported, nor compared with those of this version."""
+        """The same, only to be shown: its parts are neither imported nor compared with what this version has."""
         return self._spec((), "record")
 
     def _spec(self, allow: Collection[str], source: Source) -> RunSpec:
