@@ -111,7 +111,7 @@ def _flat(spec: RunSpec) -> Settings:
 
 
 def _defaults(key: str, part: Part, base: RunSpec) -> Settings:
-    """Return the settings that a part has by default, where it stands in place of another one of the preset."""
+    """Return the settings of a part that takes the place of the preset's own, where none are given."""
     try:
         taken = carried(base.algorithm.settings, part.name) if key == "algorithm" else {}
     except InputError:  # code that is not allowed: all that is known of it is what the run says

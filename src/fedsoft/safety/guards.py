@@ -141,7 +141,7 @@ def _clusters(reply: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> np.ndar
 
 
 def _groups(accepted: np.ndarray, clusters: np.ndarray | None) -> list[tuple[np.ndarray, str]]:
-    """Who is compared with whom: clients of the same cluster; of one with few clients, with everybody."""
+    """Return who is compared with whom: clients of a cluster, and those of all small clusters together."""
     if accepted.sum() < 2:
         return []
     if clusters is None:
