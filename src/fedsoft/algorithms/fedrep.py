@@ -58,10 +58,11 @@ class FedRep(OneCenter):
         learning. ICML 2021. An optimizer starts afresh for the head and for the body.
     """
 
+    closing_job = "tune"
+
     K: Participants = "all"
     head: Patterns = None
     body_epochs: Annotated[int, Field(ge=1)] = 1
-    closing_job = "tune"
 
     def closing_tasks(self, model: Model) -> int:
         return 1

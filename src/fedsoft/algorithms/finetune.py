@@ -53,9 +53,10 @@ class FineTune(OneCenter):
         arXiv 2019.
     """
 
+    closing_job = "tune"
+
     K: Participants = "all"
     tasks: Annotated[int, Field(ge=1), Tunable((1, 2, 4))] = 1
-    closing_job = "tune"
 
     def closing_tasks(self, model: Model) -> int:
         return self.tasks

@@ -63,13 +63,14 @@ class KNNPer(OneCenter):
         There lambda is chosen from a grid, by accuracy on validation points.
     """
 
+    closing_job = "remember"
+
     K: Participants = "all"
     k: Annotated[int, Field(ge=1)] = 10
     lam: Annotated[float, Field(ge=0, le=1)] | None = None
     held_back: Annotated[float, Field(ge=0, le=0.5)] = 0.2
     scale: Annotated[float, Field(gt=0)] = 1.0
     capacity: Annotated[int, Field(ge=1, le=10_000)] = 200
-    closing_job = "remember"
 
     def init_client(self, site: Site) -> ClientState:
         """Remember nothing: such clients predict with the center."""

@@ -45,7 +45,7 @@ from fedsoft.storage.tensorfile import Blocks
 
 
 class Engine(abc.ABC):
-    """All clients of a federation, behind `ask`. Subclasses decide where the clients are.
+    """All clients of a federation, behind `ask`. Subclasses decide where the clients are, and how to `send` them jobs.
 
     Arguments:
         training: what clients run.
