@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 import fedsoft as fs
 from fedsoft.core.inputs import InputField
@@ -16,18 +16,9 @@ from fedsoft.datasets.nodes import agreed_shape
 from fedsoft.runs.spec import RunSpec
 from tests.flower.places import Direct, alone, equal, key_of, node_at, run, spec
 from tests.flower.test_engine import refusal
+from tests.runs.test_inputs import FACTORY
 
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.head((self.embedding(x) * mask[..., None]).sum(1))
-
-
-MODEL = {"name": "module", "factory": "tests.flower.test_inputs:Words"}
+MODEL = {"name": "module", "factory": FACTORY}
 NAMES = {name: key_of(k) for k, name in enumerate("abc")}
 
 
