@@ -17,11 +17,11 @@ from fedsoft.core.local_solve import Solver
 from fedsoft.core.model import Model
 from fedsoft.engine.local import LocalEngine
 from fedsoft.models.linear import linear
+from fedsoft.runs.run import fit
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.dropouts import Dropouts
 from fedsoft.solvers.exact import Exact
 from fedsoft.training import FitOptions, Limit, Run, play
-from fedsoft.training.fit import fit
 from fedsoft.training.prepare import Recipe, prepare
 from fedsoft.training.records import RoundRecord
 

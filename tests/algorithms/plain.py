@@ -60,9 +60,18 @@ def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def local_sgd(w: np.ndarray, pair: tuple[Tensor, Tensor], k: int, t: int, solver: fs.SGD, seed: int = 0) -> np.ndarray:
     """What client k makes of a linear model in round t."""
     x, y = (part.numpy() for part in pair)
-    for batch in batches(k, t, len(y), solver, seed):
-        i = batch.numpy()
-        w = w - solver.lr * 2 * x[i].T @ (x[i] @ w - y[i]) / len(i)
+    return sgd(w, x, y, Draws(seed, "batches", t, names=[str(k)]), solver)
+
+
+def sgd(
+    w: np.ndarray, x: np.ndarray, y: np.ndarray, draws: Draws, solver: fs.SGD, q: np.ndarray | None = None
+) -> np.ndarray:
+    """A linear model after steps down the mean over each batch of q_i times the squared error of point i."""
+    q = np.ones(len(y)) if q is None else q
+    for order in draws.permutations([len(y)], solver.epochs):
+        for begin in range(0, len(y), solver.batch):
+            i = order[begin : begin + solver.batch]
+            w = w - solver.lr * 2 * (x[i].T * q[i]) @ (x[i] @ w - y[i]) / len(i)
     return w
 
 

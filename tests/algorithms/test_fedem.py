@@ -13,7 +13,7 @@ from fedsoft.core.model import Builder
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.training import Run
-from tests.algorithms.plain import drawn, least_squares
+from tests.algorithms.plain import drawn, least_squares, sgd
 from tests.helpers import RAGGED, Pairs, class_clients, engine_for, federation, fitted, regression_clients
 
 
@@ -102,18 +102,6 @@ def test_the_scale_of_several_outputs_is_that_of_one() -> None:
 SGD = fs.SGD(lr=0.02, epochs=2, batch=5)
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, draws: Draws) -> np.ndarray:
-    """The loss of a batch is the mean over the batch of q_i times the loss of point i."""
-    for order in draws.permutations([len(y)], SGD.epochs):
-        for begin in range(0, len(y), SGD.batch):
-            gradient = np.zeros_like(w)
-            batch = order[begin : begin + SGD.batch]
-            for i in batch:
-                gradient += q[i] * 2 * (x[i] @ w - y[i]) * x[i] / len(batch)
-            w = w - SGD.lr * gradient
-    return w
-
-
 def plain_loop(
     pairs: Pairs, c: np.ndarray, K: int, rounds: int, seed: int, scale: str, reset: bool = False
 ) -> tuple[np.ndarray, np.ndarray, float]:
@@ -129,7 +117,7 @@ def plain_loop(
             q = responsibilities(x, y, np.full(S, 1 / S) if reset else pi[k], c, variance)
             pi[k] = q.mean(0)
             for s in range(S):
-                w = local_sgd(c[s], x, y, q[:, s], Draws(seed, "batches", t, names=[str(k)]))
+                w = sgd(c[s], x, y, Draws(seed, "batches", t, names=[str(k)]), SGD, q[:, s])
                 new[s] += len(y) / sum(len(other) for _, other in pairs) * (w - c[s])
                 squares += float(q[:, s] @ (y - x @ w) ** 2)
             points += len(y)

@@ -12,7 +12,7 @@ from fedsoft.clusters.gaussians import RIDGE, Gaussians, InputShares, projection
 from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
-from tests.algorithms.plain import drawn
+from tests.algorithms.plain import drawn, sgd
 from tests.helpers import RAGGED, Pairs, class_clients, engine_for, federation, fitted, played, regression_clients
 
 SGD = fs.SGD(lr=0.02, epochs=2, batch=5)
@@ -22,14 +22,6 @@ def density(x: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
     away = x - mean
     size = np.sqrt(np.linalg.det(2 * np.pi * covariance))
     return float(np.exp(-away @ np.linalg.inv(covariance) @ away / 2) / size)
-
-
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, q: np.ndarray, draws: Draws) -> np.ndarray:
-    for order in draws.permutations([len(y)], SGD.epochs):
-        for begin in range(0, len(y), SGD.batch):
-            i = order[begin : begin + SGD.batch]
-            w = w - SGD.lr * 2 * (x[i].T * q[i]) @ (x[i] @ w - y[i]) / len(i)
-    return w
 
 
 def pooled(x: np.ndarray, q: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +55,7 @@ def plain_loop(pairs: Pairs, c: np.ndarray, G: int, K: int, rounds: int, seed: i
                 q[i] /= q[i].sum()
             pi[k] = q.mean(0)
             for s in range(S):
-                w = local_sgd(c[s], x, y, q[:, :, s].sum(1), Draws(seed, "batches", t, names=[str(k)]))
+                w = sgd(c[s], x, y, Draws(seed, "batches", t, names=[str(k)]), SGD, q[:, :, s].sum(1))
                 sums[s] += len(y) * pi[k, :, s].sum() * w
                 weights[s] += len(y) * pi[k, :, s].sum()
             xs.append(x)

@@ -11,7 +11,7 @@ from fedsoft.core.client_draws import Draws
 from fedsoft.errors import InputError
 from fedsoft.seeds import generator
 from fedsoft.training import Run
-from tests.algorithms.plain import APART, TWO, drawn
+from tests.algorithms.plain import APART, TWO, drawn, sgd
 from tests.helpers import (
     RAGGED,
     Pairs,
@@ -32,14 +32,6 @@ def picks(t: int, clients: int, S: int, seed: int = 0) -> list[int]:
     return (Draws(seed, "center", t, names=[str(k) for k in range(clients)]).random() * S).astype(int).tolist()
 
 
-def local_sgd(w: np.ndarray, x: np.ndarray, y: np.ndarray, draws: Draws) -> np.ndarray:
-    for order in draws.permutations([len(y)], SGD.epochs):
-        for begin in range(0, len(y), SGD.batch):
-            i = order[begin : begin + SGD.batch]
-            w = w - SGD.lr * 2 * x[i].T @ (x[i] @ w - y[i]) / len(i)
-    return w
-
-
 def nearest(x: np.ndarray, y: np.ndarray, c: np.ndarray) -> np.ndarray:
     """The center of the smallest loss, point by point."""
     return np.array([min(range(len(c)), key=lambda s: (y[i] - x[i] @ c[s]) ** 2) for i in range(len(y))])
@@ -56,12 +48,12 @@ def plain_loop(pairs: Pairs, c: np.ndarray, K: int, rounds: int, seed: int) -> t
             s = picks(t, N, S, seed)[k]
             mine = nearest(x, y, c) == s
             if mine.any():
-                sent[s].append(local_sgd(c[s], x[mine], y[mine], Draws(seed, "batches", t, names=[str(k)])))
+                sent[s].append(sgd(c[s], x[mine], y[mine], Draws(seed, "batches", t, names=[str(k)]), SGD))
         c = np.array([np.mean(sent[s], axis=0) if sent[s] else c[s] for s in range(S)])
     own = []
     for k, (x, y) in enumerate(data):
         u = np.bincount(nearest(x, y, c), minlength=S) / len(y)
-        own.append(local_sgd(u @ c, x, y, Draws(seed, "tune", rounds - 1, names=[str(k)])))
+        own.append(sgd(u @ c, x, y, Draws(seed, "tune", rounds - 1, names=[str(k)]), SGD))
     return c, np.array(own)
 
 

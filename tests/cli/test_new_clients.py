@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsoft as fs
-from fedsoft.cli.new_clients import client_of
+from fedsoft.cli.saved import client_of
 from tests.cli.test_cli import FAST
 from tests.cli.test_cli import run as run
 

@@ -13,8 +13,8 @@ from fedsoft.datasets.folder import folder
 from fedsoft.datasets.table import table
 from fedsoft.errors import InputError
 from fedsoft.models.linear import linear
+from fedsoft.runs.run import fit
 from fedsoft.runs.spec import read
-from fedsoft.training.fit import fit
 
 A = "age,sex,stay\n50,m,1.5\n,f,2.5\n60,f,\n70,m,4.5\n"
 B = "age,sex,stay\n40,m,2.5\n30,f,3.5\n"

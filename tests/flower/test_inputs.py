@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 import fedsoft as fs
 from fedsoft.core.inputs import InputField
@@ -16,18 +16,9 @@ from fedsoft.datasets.nodes import agreed_shape
 from fedsoft.runs.spec import RunSpec
 from tests.flower.places import Direct, alone, equal, key_of, node_at, run, spec
 from tests.flower.test_engine import refusal
+from tests.runs.test_inputs import FACTORY
 
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.head((self.embedding(x) * mask[..., None]).sum(1))
-
-
-MODEL = {"name": "module", "factory": "tests.flower.test_inputs:Words"}
+MODEL = {"name": "module", "factory": FACTORY}
 NAMES = {name: key_of(k) for k, name in enumerate("abc")}
 
 
@@ -104,9 +95,11 @@ def test_the_shape_of_data_at_nodes() -> None:
 
 
 def test_tokens_at_nodes_need_their_kind() -> None:
-    fed = fs.datasets.nodes(clients={"a": key_of(0)}, input=[3], kind="int", outputs=2, task="classification")
+    about = {"clients": {"a": key_of(0)}, "input": [3], "outputs": 2, "task": "classification"}
     net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
-    fs.fit(fs.FedAvg(), fed, net, rounds=0)
+    assert fs.fit(fs.FedAvg(), fs.datasets.nodes(**about, kind="int"), net, rounds=0).rounds == 0
+    with pytest.raises(fs.InputError, match="module: the network fails"):
+        fs.fit(fs.FedAvg(), fs.datasets.nodes(**about), net, rounds=0)
 
 
 @pytest.mark.parametrize("label", [1, 2])
@@ -114,5 +107,5 @@ def test_a_node_without_the_first_classes_keeps_the_numbers_of_its_labels(label:
     node = node_at(tmp_path, 'name = "a"\nworkers = 1\n[data]\npath = "a.csv"\nheld_out = 0.0\n')
     (tmp_path / "a.csv").write_text("u,y\n" + f"0.5,{label}\n" * 3)
     shape = agreed_shape({"task": "classification", "outputs": 3, "input": [1]})
-    found = node.config.own_points(shape)
+    found = node.config.points.agreed(shape)
     assert (found.train.y.tolist(), found.shape) == ([label] * 3, shape)

@@ -40,7 +40,7 @@ def test_what_the_server_writes_is_what_one_process_writes(tmp_path: Path, monke
         keys=[key_of(k + 1) for k in range(4)], tensorboard=tmp_path / "far" / "tensorboard",
     )  # fmt: skip
     grid: Any = Direct(nodes)
-    assert server_app.carry_out(submission, grid)
+    assert server_app.run_submission(submission, grid)
     here = TensorBoard(tmp_path / "local" / "tensorboard")
     execute(what, tmp_path / "local", RunOptions(chunk=1, callbacks=[here]))
     far, local = logged(tmp_path / "far" / "tensorboard"), logged(here.folder)
@@ -52,4 +52,4 @@ def test_what_the_server_writes_is_what_one_process_writes(tmp_path: Path, monke
 def test_what_needs_clients_is_refused(tmp_path: Path) -> None:
     stage = RunOptions(engine="flower", callbacks=[TensorBoard(tmp_path, held_out=("mse",))])
     with pytest.raises(InputError, match="or TensorBoard without held_out"):
-        submit.carry_out(spec(rounds=1), tmp_path / "run", stage)
+        submit.submit(spec(rounds=1), tmp_path / "run", stage)

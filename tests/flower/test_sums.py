@@ -32,8 +32,8 @@ from fedsoft.runs.execute import execute
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions, federation_of, plan_of
 from fedsoft.runs.spec import RunSpec
+from fedsoft.safety.accountant import shares_epsilon
 from fedsoft.safety.dropouts import Dropouts
-from fedsoft.safety.privacy import shares_epsilon
 from fedsoft.secure.coding import MODELS, NUMBERS
 from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.leverage import visible
@@ -145,7 +145,7 @@ def test_no_single_model_or_mixture_crosses(tmp_path: Path) -> None:
 
 def _kept(node: QuietNode) -> list[bytes]:
     """What the clients of a node keep after a run: their last models and mixtures."""
-    (here,) = node.loaded.values()
+    (here,) = node.experiments.loaded.values()
     states = here.host.client_states
     return [row.numpy().astype(np.float32).tobytes() for name in ("w", "u") for row in states[name]]
 
@@ -324,7 +324,7 @@ def test_rounding_is_known_to_nobody(tmp_path: Path) -> None:
 
 def _replies(node: QuietNode) -> Mapping[str, Tensor]:
     """The last replies that a node keeps."""
-    (here,) = node.loaded.values()
+    (here,) = node.experiments.loaded.values()
     assert here.sums is not None
     return next(reversed(here.sums.kept.values())).replies
 

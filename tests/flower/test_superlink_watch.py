@@ -117,7 +117,7 @@ def test_a_signal_from_another_thread_ends_a_call_that_hangs(
 
 
 def test_the_app_leaves_an_outcome(never: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(server_app, "carry_out", lambda submission, grid: GridTransport(grid).nodes())
+    monkeypatch.setattr(server_app, "run_submission", lambda submission, grid: GridTransport(grid).nodes())
     submitted = SubmittedRun(tmp_path / "run.json")
     submitted.submit(
         Submission(spec=spec().to_dict(), label="", folder=tmp_path, terms=Terms(quorum=0.3), allow=[], keys=["k"])

@@ -36,8 +36,9 @@ from fedsoft.reports.page import (
     markdown,
     pictures,
 )
+from fedsoft.reports.page.marks import apart
 from fedsoft.reports.page.scales import SMALLEST, Scale, even_ticks, fitted, log_ticks, tick_labels
-from fedsoft.reports.page.svg import apart, drawings
+from fedsoft.reports.page.svg import drawings
 from tests.pages import EVIL, ONE, TWO, page, table
 
 VOID = {"meta", "img", "br", "link", "input"}
@@ -308,8 +309,9 @@ def test_points_are_drawn_where_they_belong() -> None:
     assert x0 < x2
     assert y0 > y2  # upwards
     assert drawing.mode == "x"
-    assert [stop[0] for stop in drawing.stops] == pytest.approx([x0, x1, x2], abs=0.1)
-    assert drawing.stops[1][2:] == ["x 5", [["a", "5", pytest.approx(x1, abs=0.1), pytest.approx(y1, abs=0.1)]]]
+    assert [stop.x for stop in drawing.stops] == pytest.approx([x0, x1, x2], abs=0.1)
+    assert drawing.stops[1].heading == "x 5"
+    assert drawing.stops[1].readings == [("a", "5", pytest.approx(x1, abs=0.1), pytest.approx(y1, abs=0.1))]
 
 
 def test_gaps_stay_gaps() -> None:

@@ -27,8 +27,9 @@ from fedsoft.runs import spec
 from fedsoft.runs.execute import execute, resume
 from fedsoft.runs.folder import RunFolder
 from fedsoft.runs.run_options import RunOptions
+from fedsoft.safety.accountant import centers_epsilon, gaussian_epsilon
 from fedsoft.safety.noise import HiddenRows, hidden_shares
-from fedsoft.safety.privacy import Privacy, centers_epsilon, gaussian_epsilon, noise_for, statements
+from fedsoft.safety.privacy import Privacy, noise_for, statements
 from fedsoft.seeds import generator
 from fedsoft.training import Run
 from tests.helpers import Held, trained

@@ -11,7 +11,7 @@ import torch
 
 import fedsoft as fs
 from fedsoft.errors import InputError
-from fedsoft.safety.privacy import gaussian_epsilon, shares_epsilon
+from fedsoft.safety.accountant import gaussian_epsilon, shares_epsilon
 from fedsoft.secure.distributed import ORDERS, Mechanism
 from fedsoft.secure.weighing import Noise, Weighing
 from tests.test_conformance import fitted

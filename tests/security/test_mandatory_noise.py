@@ -46,7 +46,7 @@ def test_what_has_no_noise_does_not_leave_under_any_name(tmp_path: Path) -> None
 
 def test_a_budget_is_spent_over_all_runs_and_restarts(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    from fedsoft.safety.privacy import gaussian_epsilon
+    from fedsoft.safety.accountant import gaussian_epsilon
 
     policy = "[policy]\nprivacy = { epsilon = 1.0 }\nruns = 100\n"
     raw = described(privacy=NOISE | {"counts": 0.0})
@@ -115,7 +115,7 @@ def test_that_training_diverged_is_not_revealed_where_models_have_noise(tmp_path
         answer = train(node, fast | {"diverged": diverged})
         assert bool(torch.isfinite(answer.tensors["w"]).all()), answer.head
         assert node.budget.read()["a"] == pytest.approx(1 / 25)
-        after = node.loaded["e"].host.client_states
+        after = node.experiments.loaded["e"].host.client_states
         assert all(bool(torch.isfinite(after[name]).all()) for name in after)
     bare = hospital(tmp_path / "bare")
     assert train(bare, described(solver={"name": "sgd", "lr": 1e30, "epochs": 9})).head["refused"] == Refusal.DIVERGED
@@ -126,7 +126,7 @@ def test_a_spent_budget_is_refused_before_anything_is_computed(tmp_path: Path, m
     node = hospital(tmp_path, "[policy]\nprivacy = { epsilon = 0.2 }\n")
     raw = described(privacy={"update_clip": 1.0, "update_noise": 4.0})
     ask(node, raw)
-    monkeypatch.setattr(node.loaded["e"].host, "run_job", lambda *args: pytest.fail("it was computed"))
+    monkeypatch.setattr(node.experiments.loaded["e"].host, "run_job", lambda *args: pytest.fail("it was computed"))
     assert train(node, raw).head["refused"] == Refusal.SPENT
 
 
@@ -139,7 +139,7 @@ def test_what_fails_is_counted_and_not_explained(tmp_path: Path, monkeypatch: py
     def fails(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(node.loaded["e"].host, "run_job", fails)
+    monkeypatch.setattr(node.experiments.loaded["e"].host, "run_job", fails)
     assert train(node, raw).head["refused"] == Refusal.FAILED
     assert node.budget.read()["a"] == 1.0  # more than the noise of this run would have cost
 
@@ -150,7 +150,7 @@ def test_what_ends_with_the_worker_is_counted_too(tmp_path: Path, monkeypatch: p
     node = hospital(tmp_path, "[policy]\nprivacy = { epsilon = 3.0 }\n")
     raw = described(privacy={"update_clip": 1.0, "update_noise": 4.0})
     ask(node, raw)
-    host, paid = node.loaded["e"].host, []
+    host, paid = node.experiments.loaded["e"].host, []
     compute = host.run_job
 
     def watched(*args: Any) -> Any:
@@ -219,7 +219,7 @@ def test_no_code_reveals_whether_training_diverged_where_noise_is_mandatory(
     node = hospital(tmp_path, "[policy]\nprivacy = { epsilon = 1.0 }\n")
     raw = described(algorithm={"name": "fedsoft", "S": 1}, **({"privacy": privacy} if privacy else {}))
     ask(node, raw)
-    monkeypatch.setattr(node.loaded["e"].host, "run_job", lambda *args: pytest.fail("it was computed"))
+    monkeypatch.setattr(node.experiments.loaded["e"].host, "run_job", lambda *args: pytest.fail("it was computed"))
     for exponent in (0, 30, 38):
         centers = torch.full((1, 3), 10.0**exponent)
         assert train(node, raw, tensors={"shared/centers": centers}).head["refused"] == Refusal.PRIVACY
@@ -249,7 +249,7 @@ def test_no_point_moves_the_counts_of_the_others(weights: str, tmp_path: Path) -
         for far in (1.0, 1e3):
             node = labelled(tmp_path / f"{exponent} {far}", far)
             ask(node, raw)
-            centers = torch.zeros(2, node.loaded["e"].host.model.size)
+            centers = torch.zeros(2, node.experiments.loaded["e"].host.model.size)
             centers[0, :3] = 3 * 10.0**exponent
             answer = ask(node, raw, "job", job="estimate", clients=["a"], tensors={"shared/centers": centers})
             found.append(600 * answer.tensors["u"][0].double())

@@ -421,7 +421,7 @@ def test_a_score_may_be_that_of_a_single_point(tmp_path: Path) -> None:
     node = hospital(tmp_path)
     raw = described(model={"name": "mlp", "hidden": [1]})
     train(node, raw, size=6)
-    here = node.loaded["e"].host
+    here = node.experiments.loaded["e"].host
     first = here.data.take([0]).x[here.data.take([0]).points][:, 0].sort().values
     threshold = float(first[-2:].mean())
     layout = {name: place for name, place, _ in here.model.layout.slices()} if here.model.layout else {}

@@ -286,7 +286,7 @@ def test_epsilon_is_counted_where_noise_is_added(tmp_path: Path) -> None:
         told = [record.privacy for record in run.history if record.privacy is not None]
         assert [one.estimations for one in told] == expected
         exact = fs.Privacy(counts=1.0 / math.sqrt(expected[-1]))
-        from fedsoft.safety.privacy import gaussian_epsilon
+        from fedsoft.safety.accountant import gaussian_epsilon
 
         assert told[-1].counts_epsilon == pytest.approx(gaussian_epsilon(exact.counts, 1e-5))
 

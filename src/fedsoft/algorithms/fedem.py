@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.averaging import moved
-from fedsoft.clusters.ensemble import mixed
-from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
+from fedsoft.clusters.initial import First
+from fedsoft.clusters.point_mixtures import PointMixtures
 from fedsoft.clusters.posterior import posterior
-from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.contract import State, job
 from fedsoft.core.metrics import squared_loss
-from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, ClientState, Reply
+from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -23,7 +23,7 @@ __all__ = ["FedEM"]
 
 
 @settings
-class FedEM(Starts, Algorithm):
+class FedEM(PointMixtures):
     """Every client keeps a mixture of the centers and trains each on its points, weighted by its posterior.
 
     The server averages each center over clients, by how much of it each has; clients predict with the mixture of
@@ -79,33 +79,22 @@ class FedEM(Starts, Algorithm):
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
 
-    @property
-    def needs(self) -> Needs:
-        return needs_of_start(self.first, self.S)
-
     def init(self, site: Site, clients: int) -> State:
         """Return the initial centers and uniform shares. s2 = 0: not known yet; s2 = 1/2 leaves the loss as it is."""
-        state = first_state(site, self.S, self.first, self.warm)
-        u = state.centers.new_full((clients, self.S), 1 / self.S)
-        return state.update(u=u, extra={"s2": u.new_tensor(0.0 if self._estimates(site) else 0.5)})
+        state = super().init(site, clients)
+        return state.update(extra={"s2": state.u.new_tensor(0.0 if self._estimates(site) else 0.5)})
 
-    def init_client(self, site: Site) -> ClientState:
-        """Start from the uniform mixture."""
-        return {"pi": site.draw("center", 0).new_full((len(site), self.S), 1 / self.S)}
+    def sent(self, state: State) -> Reply:
+        """Return s2, beside the centers."""
+        return {"s2": state.extra["s2"]}
 
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Have clients do both steps of EM; average center by center."""
-        if age_of(state, t) < 0:
-            return start(state, ask, self.K)
-        c, s2, ids = state.centers, state.extra["s2"], participants(ask, self.K)
-        answer = ask("train", ids, centers=c, s2=s2)
-        own = (ask.sizes.double() / ask.sizes.sum())[answer.ids]
+    def joined(self, state: State, answer: Answer, n: Tensor) -> State:
+        """Average center by center, and the squared residuals over all outputs."""
+        c, s2, own = state.centers, state.extra["s2"], (n / n.sum())[answer.ids]
         c = moved(c, answer["w"], own)
         if "residual" in answer:  # positive, since 0 means not known yet
             s2 = (answer["residual"].weighted(own[None])[0] / own.sum()).to(c.dtype).clamp(min=_tiny(c))
-        u = answer.note("pi", state.mixture)
-        state = state.update(centers=c, u=u, extra={"s2": s2, **older(state)})
-        return state, {"selected": len(ids), "answered": len(answer.ids)}
+        return state.update(centers=c, extra={"s2": s2})
 
     @job(w=MODEL, pi=MIXTURE, residual=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
@@ -116,20 +105,13 @@ class FedEM(Starts, Algorithm):
         first = (site.data.mean_by_client(losses.mean(1)) / outputs).clamp(min=_tiny(c))
         s2 = torch.where(shared["s2"] > 0, shared["s2"], first)[owners, None]
         q = posterior(losses, mine["pi"][owners], s2)
-        pi = site.data.mean_by_client(q)
-        start = c.expand(len(site), -1, -1)
-        w = torch.where(pi[:, :, None] > 0, site.solve_each(start, point_weights=q), start)
-        reply = {"w": w, "pi": pi}
+        reply = self.fitted(site, c, q)
         if self._estimates(site):
             y = site.data.y[site.data.points]
-            each = [squared_loss(site.predictions(w[:, s])[None], y[None])[0] for s in range(self.S)]
+            each = [squared_loss(site.predictions(reply["w"][:, s])[None], y[None])[0] for s in range(self.S)]
             squares = (q * torch.stack(each, dim=1)).sum(1) / outputs  # of one output
             reply["residual"] = site.data.mean_by_client(squares)
-        return mine | {"pi": pi}, reply
-
-    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return the client's mixture of all centers, or its main center."""
-        return mixed(state.centers, mine["pi"], largest=self.predict_with == "largest")
+        return mine | {"pi": reply["pi"]}, reply
 
     def _estimates(self, site: Site) -> bool:
         """Return whether the loss is squared and its scale is estimated."""

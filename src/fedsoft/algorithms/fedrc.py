@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.averaging import moved
-from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.importance_weights import one_hot
-from fedsoft.clusters.initial import First, Starts, age_of, first_state, needs_of_start, older, start
+from fedsoft.clusters.initial import First
+from fedsoft.clusters.point_mixtures import PointMixtures
 from fedsoft.clusters.posterior import posterior
-from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.clusters.selection import Participants
+from fedsoft.core.contract import State, job
 from fedsoft.core.local_solve import own_outputs
 from fedsoft.core.metrics import cross_entropy
-from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, ClientState, Reply
+from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -27,7 +27,7 @@ RARE = 1e-8  # the smallest share of a label within a center
 
 
 @settings
-class FedRC(Starts, Algorithm):
+class FedRC(PointMixtures):
     """FedEM whose posterior is divided by how common a point's label is within the center.
 
     So a center is not preferred for the labels that it has seen most, but for how labels follow from inputs.
@@ -80,55 +80,36 @@ class FedRC(Starts, Algorithm):
     first: First = "xavier"
     warm: Annotated[int, Field(ge=0)] = 6
 
-    @property
-    def needs(self) -> Needs:
-        return needs_of_start(self.first, self.S)
-
     def init(self, site: Site, clients: int) -> State:
         """Return the initial centers, uniform shares and labels that are uniform within each center."""
-        state = first_state(site, self.S, self.first, self.warm)
+        state = super().init(site, clients)
         c = state.centers
         count = own_outputs(site.model, site.data, c[:1]).shape[-1] if _has_classes(site) else 1
-        labels = c.new_full((self.S, count), 1 / (self.S * count))
-        return state.update(u=c.new_full((clients, self.S), 1 / self.S), extra={"labels": labels})
+        return state.update(extra={"labels": c.new_full((self.S, count), 1 / (self.S * count))})
 
-    def init_client(self, site: Site) -> ClientState:
-        """Start from the uniform mixture."""
-        return {"pi": site.draw("center", 0).new_full((len(site), self.S), 1 / self.S)}
+    def sent(self, state: State) -> Reply:
+        """Return P_s(y), beside the centers."""
+        labels = state.extra["labels"]
+        return {"labels": (labels / labels.sum(1, keepdim=True).clamp(min=RARE)).clamp(min=RARE)}
 
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Have clients do both steps of EM; average centers and shares of labels."""
-        if age_of(state, t) < 0:
-            return start(state, ask, self.K)
-        c, labels, ids = state.centers, state.extra["labels"], participants(ask, self.K)
-        share = (labels / labels.sum(1, keepdim=True).clamp(min=RARE)).clamp(min=RARE)
-        answer = ask("train", ids, centers=c, labels=share)
-        n = ask.sizes.double()
+    def joined(self, state: State, answer: Answer, n: Tensor) -> State:
+        """Average center by center, and the shares of labels L_s."""
+        labels, own = state.extra["labels"], (n / n.sum())[answer.ids]
         if "labels" in answer:
-            labels = moved(labels, answer["labels"], (n / n.sum())[answer.ids], each=1 / n[answer.ids])
-        c = moved(c, answer["w"], (n / n.sum())[answer.ids])
-        state = state.update(centers=c, u=answer.note("pi", state.mixture), extra={"labels": labels, **older(state)})
-        return state, {"selected": len(ids), "answered": len(answer.ids)}
+            labels = moved(labels, answer["labels"], own, each=1 / n[answer.ids])
+        return state.update(centers=moved(state.centers, answer["w"], own), extra={"labels": labels})
 
     @job(w=MODEL, pi=MIXTURE, labels=COUNTS)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Do the E-step by point and the M-step by center."""
-        c, data = shared["centers"], site.data
-        prior = mine["pi"][data.owners]
+        prior = mine["pi"][site.data.owners]
         if _has_classes(site):
-            prior = prior / shared["labels"].T[data.y[data.points]]
-        q = posterior(site.losses(c), prior)
-        pi = data.mean_by_client(q)
-        begin = c.expand(len(site), -1, -1)
-        w = torch.where(pi[:, :, None] > 0, site.solve_each(begin, point_weights=q), begin)
-        reply = {"w": w, "pi": pi}
+            prior = prior / shared["labels"].T[site.data.y[site.data.points]]
+        q = posterior(site.losses(shared["centers"]), prior)
+        reply = self.fitted(site, shared["centers"], q)
         if _has_classes(site):
             reply["labels"] = _labels(site, q, shared["labels"].shape[1])
-        return mine | {"pi": pi}, reply
-
-    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return the client's mixture of all centers, or its main center."""
-        return mixed(state.centers, mine["pi"], largest=self.predict_with == "largest")
+        return mine | {"pi": reply["pi"]}, reply
 
 
 def _has_classes(site: Site) -> bool:

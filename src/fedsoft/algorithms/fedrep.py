@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import Ask, PersonalModels, State, job
+from fedsoft.core.contract import PersonalModels, State, job
 from fedsoft.core.heads import Patterns, head_of
 from fedsoft.core.local_solve import task_passes
 from fedsoft.core.model import Model
@@ -58,6 +58,8 @@ class FedRep(OneCenter):
         learning. ICML 2021. An optimizer starts afresh for the head and for the body.
     """
 
+    closing_job = "tune"
+
     K: Participants = "all"
     head: Patterns = None
     body_epochs: Annotated[int, Field(ge=1)] = 1
@@ -69,13 +71,6 @@ class FedRep(OneCenter):
         """Start from the head of the initial center."""
         w = site.draw("center", 0)
         return {"head": w[self._head(site)].repeat(len(site), 1)}
-
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average; in the last round have all clients fit their heads to the mean."""
-        state, notes = super().round(state, t, ask)
-        if ask.last:
-            notes["tuned"] = len(ask("tune", ask.everyone, centers=state.centers).ids)
-        return state, notes
 
     @job(w=MODEL)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import Ask, PersonalModels, State, job
+from fedsoft.core.contract import PersonalModels, State, job
 from fedsoft.core.model import Model
 from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
@@ -53,6 +53,8 @@ class FineTune(OneCenter):
         arXiv 2019.
     """
 
+    closing_job = "tune"
+
     K: Participants = "all"
     tasks: Annotated[int, Field(ge=1), Tunable((1, 2, 4))] = 1
 
@@ -63,13 +65,6 @@ class FineTune(OneCenter):
         """Start from the initial center, not tuned."""
         w = site.draw("center", 0).repeat(len(site), 1)
         return {"w": w, "tuned": torch.zeros_like(site.data.sizes, dtype=torch.bool)}
-
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average; in the last round have all clients tune the mean."""
-        state, notes = super().round(state, t, ask)
-        if ask.last:
-            notes["tuned"] = len(ask("tune", ask.everyone, centers=state.centers).ids)
-        return state, notes
 
     @job(w=MODEL)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.averaging import average
+from fedsoft.clusters.clustered_once import ClusteredOnce, members, mixtures, own_models
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
-from fedsoft.core.replies import MODEL, ClientState, Reply
+from fedsoft.core.contract import Ask, State
 from fedsoft.core.site import Site
 from fedsoft.errors import MissingSetting, SettingError
 from fedsoft.settings import settings
@@ -22,7 +22,7 @@ __all__ = ["FLHC"]
 
 
 @settings
-class FLHC(Algorithm):
+class FLHC(ClusteredOnce):
     """FedAvg for a while; then all clients are clustered once by their updates, and every cluster continues alone.
 
     The updates of all clients in one round are joined by hierarchical clustering, up to S clusters or a threshold.
@@ -80,16 +80,10 @@ class FLHC(Algorithm):
         if self.S is None and self.threshold is None:
             raise MissingSetting("FLHC", "S", "give the number of clusters S, or a threshold")
 
-    @property
-    def needs(self) -> Needs:
-        return Needs.MODELS
-
     def init(self, site: Site, clients: int) -> State:
-        """Start with one model and no client in a cluster: s_k = -1."""
-        common = site.draw("center", 0)[None]
-        s_k = torch.full((clients,), -1, device=common.device)
-        extra = {"common": common, "deltas": torch.zeros_like(common)}
-        return State(common.clone(), common.new_ones((clients, 1)), {"s": s_k}, extra)
+        """Start with one model, no client in a cluster, and no mean update."""
+        state = super().init(site, clients)
+        return state.update(extra={"deltas": torch.zeros_like(state.centers)})
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Play a round of FedAvg, the clustering, or FedAvg inside the clusters."""
@@ -109,21 +103,9 @@ class FLHC(Algorithm):
             s = self.clusters(delta)
             c = common.expand(int(s.max()) + 1, -1)
             deltas = average(delta, one_hot(s, len(c)).T.double(), old=c)
-        member = one_hot(s.clamp(min=0), len(c)) * (s >= 0)[:, None]  # those that join now trained another model
-        c = average(answer["w"], member.T * n, old=c)
+        c = average(answer["w"], members(s, len(c)).T * n, old=c)  # those that join now trained another model
         s_k = s_k.index_copy(0, answered, torch.where(s < 0, self.distances(delta, deltas).argmin(1), s))
-        u = torch.where(s_k[:, None] < 0, 1 / len(c), one_hot(s_k.clamp(min=0), len(c)).to(c.dtype))
-        return State(c, u, {"s": s_k}, {"common": common, "deltas": deltas}), notes
-
-    @job(w=MODEL)
-    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Train from the center of the client's cluster, or from the common model."""
-        w, _ = site.solve(shared["start"])
-        return mine, {"w": w}
-
-    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return the center of the client's cluster, or the common model."""
-        return PersonalModels(own_models(state.centers, state.extra["common"], state.per_client["s"]))
+        return State(c, mixtures(s_k, c), {"s": s_k}, {"common": common, "deltas": deltas}), notes
 
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the distances between all updates of two sets, `[len(a), len(b)]`."""
@@ -148,8 +130,3 @@ class FLHC(Algorithm):
         means = [delta[labels == j].mean(0).tolist() for j in range(labels.max() + 1)]
         number = np.argsort(sorted(range(len(means)), key=means.__getitem__))
         return torch.as_tensor(number[labels], device=delta.device)
-
-
-def own_models(centers: Tensor, common: Tensor, s: Tensor) -> Tensor:
-    """Return what clients of clusters `s[m]` use: their center, or the common model where s < 0."""
-    return torch.where(s[:, None] < 0, common, centers[s.clamp(min=0)])

@@ -10,13 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsoft.clusters.averaging import average
+from fedsoft.clusters.clustered_once import ClusteredOnce, members, mixtures, own_models
 from fedsoft.clusters.density import linked
 from fedsoft.clusters.gaussians import projected, projection
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Algorithm, Ask, Needs, PersonalModels, State, job
+from fedsoft.core.contract import Ask, State, job
 from fedsoft.core.metrics import cross_entropy
-from fedsoft.core.replies import MIXTURE, MODEL, NUMBER, ClientState, Reply
+from fedsoft.core.replies import MIXTURE, NUMBER, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import Tunable, settings
 
@@ -24,7 +25,7 @@ __all__ = ["FLUX"]
 
 
 @settings
-class FLUX(Algorithm):
+class FLUX(ClusteredOnce):
     """FedAvg for a while; then clients are clustered once by moments of their points' latent values, however many
     clusters there are, and every cluster continues alone.
 
@@ -77,16 +78,10 @@ class FLUX(Algorithm):
     dimension: Annotated[int, Field(ge=1, le=64)] = 16
     K: Participants = "all"
 
-    @property
-    def needs(self) -> Needs:
-        return Needs.MODELS
-
     def init(self, site: Site, clients: int) -> State:
-        """Start with one model and no client in a cluster: s_k = -1."""
-        common = site.draw("center", 0)[None]
-        s_k = torch.full((clients,), -1, device=common.device)
-        extra = {"common": common, "free": common.new_zeros(1, 0, dtype=torch.float64)}
-        return State(common.clone(), common.new_ones((clients, 1)), {"s": s_k}, extra)
+        """Start with one model, no client in a cluster, and no moments."""
+        state = super().init(site, clients)
+        return state.update(extra={"free": state.centers.new_zeros(1, 0, dtype=torch.float64)})
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
         """Cluster when it is time, match late clients, then play a round of FedAvg in every cluster."""
@@ -102,8 +97,8 @@ class FLUX(Algorithm):
             c = average(answer["w"], n[None], old=c)
             return state.update(centers=c, extra={"common": c.clone()}), notes
         s = s_k[torch.as_tensor(answer.ids, device=c.device)]
-        member = one_hot(s.clamp(min=0), len(c)) * (s >= 0)[:, None]  # the others trained the common model
-        return state.update(centers=average(answer["w"], member.T * n, old=c)), notes
+        own = members(s, len(c))  # the others trained the common model
+        return state.update(centers=average(answer["w"], own.T * n, old=c)), notes
 
     def _cluster(self, state: State, ask: Ask) -> State:
         """Ask all clients what their points look like, and start a center for every cluster."""
@@ -116,8 +111,8 @@ class FLUX(Algorithm):
         count = int(s.max()) + 1
         means = average(free, one_hot(s, count).T.double(), old=free[:1].expand(count, -1))
         s_k = state.per_client["s"].index_copy(0, torch.as_tensor(answer.ids, device=s.device), s)
-        u = torch.where(s_k[:, None] < 0, 1 / count, one_hot(s_k.clamp(min=0), count).to(common.dtype))
-        return State(common.repeat(count, 1), u, {"s": s_k}, {"common": common, "free": means})
+        c = common.repeat(count, 1)
+        return State(c, mixtures(s_k, c), {"s": s_k}, {"common": common, "free": means})
 
     def _match(self, state: State, ask: Ask, ids: np.ndarray) -> State:
         """Give clients that are in no cluster yet the nearest one."""
@@ -152,16 +147,6 @@ class FLUX(Algorithm):
         distance = torch.cdist(free, shared["free"], compute_mode="donot_use_mm_for_euclid_dist")
         return mine, {"u": one_hot(distance.argmin(1), distance.shape[1]).to(site.dtype)}
 
-    @job(w=MODEL)
-    def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Train from the center of the client's cluster, or from the common model."""
-        w, _ = site.solve(shared["start"])
-        return mine, {"w": w}
-
-    def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
-        """Return the center of the client's cluster, or the common model."""
-        return PersonalModels(own_models(state.centers, state.extra["common"], state.per_client["s"]))
-
     def _latents(self, site: Site, common: Tensor) -> Tensor:
         """Return latent values `[points, d]` in float64, of one model for all clients."""
         z = site.latents(common.expand(len(site), -1))
@@ -174,8 +159,3 @@ def _moments(site: Site, z: Tensor, weight: Tensor) -> Tensor:
     mean = site.data.mean_by_client(weight[:, :, None] * z[:, None, :]) / total
     away = (z[:, None, :] - mean[site.data.owners]).square()
     return torch.cat([mean, (site.data.mean_by_client(weight[:, :, None] * away) / total).sqrt()], 2)
-
-
-def own_models(centers: Tensor, common: Tensor, s: Tensor) -> Tensor:
-    """Return what clients of clusters `s[m]` use: their center, or the common model where s < 0."""
-    return torch.where(s[:, None] < 0, common, centers[s.clamp(min=0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsoft.clusters.neighbours import Neighbours, Store, as_targets
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
-from fedsoft.core.contract import Ask, PersonalModels, State, job
+from fedsoft.core.contract import PersonalModels, State, job
 from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.errors import InputError
@@ -63,6 +63,8 @@ class KNNPer(OneCenter):
         There lambda is chosen from a grid, by accuracy on validation points.
     """
 
+    closing_job = "remember"
+
     K: Participants = "all"
     k: Annotated[int, Field(ge=1)] = 10
     lam: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -82,13 +84,6 @@ class KNNPer(OneCenter):
             "keys": w.new_zeros(m, self.capacity, size), "values": w.new_zeros(m, self.capacity, *outputs),
             "count": torch.zeros_like(site.data.sizes), "lam": w.new_zeros(m),
         }  # fmt: skip
-
-    def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Train, then average; in the last round have all clients remember their points."""
-        state, notes = super().round(state, t, ask)
-        if ask.last:
-            notes["tuned"] = len(ask("remember", ask.everyone, centers=state.centers).ids)
-        return state, notes
 
     @job(w=MODEL)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:

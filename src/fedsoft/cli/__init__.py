@@ -7,6 +7,7 @@ from fedsoft.cli import compare  # isort: skip
 from fedsoft.cli import tune  # isort: skip
 from fedsoft.cli import choose as choose  # isort: skip
 from fedsoft.cli import new_clients as new_clients  # isort: skip
+from fedsoft.cli import export as export  # isort: skip
 from fedsoft.cli import paper as paper  # isort: skip
 from fedsoft.cli import leaderboard as leaderboard  # isort: skip
 from fedsoft.cli import report  # isort: skip

@@ -6,16 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import (
-    JsonOption,
-    PoolOptions,
-    SpecOptions,
-    app,
-    grouped,
-    parse_seeds,
-    show_study,
-    unless_stopped,
-)
+from fedsoft.cli.common import app, parse_seeds, show_study, unless_stopped
+from fedsoft.cli.options import JsonOption, PoolOptions, SpecOptions, grouped
 
 
 @app.command(epilog="Example:  fedsoft choose synthetic-10-90 --S 1..6 --seeds 0..2 --jobs 2")

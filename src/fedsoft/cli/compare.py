@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import (
-    JsonOption,
-    PoolOptions,
-    SpecOptions,
-    app,
-    grouped,
-    parse_seeds,
-    show_study,
-    unless_stopped,
-)
+from fedsoft.cli.common import app, parse_seeds, show_study, unless_stopped
+from fedsoft.cli.options import JsonOption, PoolOptions, SpecOptions, grouped
 from fedsoft.errors import unknown
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.cli.common import Commands, JsonOption, app, err, out, print_json, say
+from fedsoft.cli.common import Commands, app, err, out, print_json, say
+from fedsoft.cli.options import JsonOption
 from fedsoft.errors import InputError
 from fedsoft.storage.toml import toml
 

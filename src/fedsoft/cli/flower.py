@@ -10,19 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedsoft.cli.common import (
-    Commands,
-    JsonOption,
-    OutOption,
-    RoundsOption,
-    SetOption,
-    SourceArgument,
-    app,
-    changes,
-    err,
-    out,
-    print_json,
-)
+from fedsoft.cli.common import Commands, app, err, out, print_json
+from fedsoft.cli.options import JsonOption, OutOption, RoundsOption, SetOption, SourceArgument, changes
 
 flower = typer.Typer(
     cls=Commands,
@@ -74,7 +63,7 @@ def run(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Run a preset or a TOML file on the federation. A stopped run is resumed. Terms: DIR/terms.toml."""
-    from fedsoft.cli.runs import carry_out, show_runs
+    from fedsoft.cli.runs import show_runs, start_or_resume
     from fedsoft.runs import spec as specs
     from fedsoft.runs.execute import place
     from fedsoft.runs.run_options import RunOptions
@@ -82,7 +71,7 @@ def run(
     spec = specs.read(source, changes(set_, rounds))
     spec = spec if seed is None else spec.with_seed(seed)
     options = RunOptions(engine="flower", address=str(folder))
-    show_runs([carry_out(spec, place(spec, out_dir, again=again), options)], json_)
+    show_runs([start_or_resume(spec, place(spec, out_dir, again=again), options)], json_)
 
 
 @flower.command(epilog="Example:  fedsoft flower status")

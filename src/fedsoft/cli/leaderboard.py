@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import Commands, JsonOption, app, err, page, parse_seeds, print_json, say, unless_stopped
+from fedsoft.cli.common import Commands, app, err, page, parse_seeds, print_json, say, unless_stopped
+from fedsoft.cli.options import JsonOption
 from fedsoft.errors import InputError
 
 leaderboard = typer.Typer(

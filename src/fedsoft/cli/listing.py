@@ -8,7 +8,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.cli.common import JsonOption, app, out, print_json
+from fedsoft.cli.common import app, out, print_json
+from fedsoft.cli.options import JsonOption
 from fedsoft.errors import unknown
 
 LISTED = ("algorithms", "datasets", "partitions", "models", "solvers", "aggregators", "attacks", "presets")

@@ -1,4 +1,4 @@
-"""adopt, predict, export: use a finished run."""
+"""adopt, predict: serve new clients with a finished run, and predict with it."""
 
 from __future__ import annotations
 
@@ -12,84 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsoft.cli.common import (
-    AllowOption,
-    JsonOption,
-    RunArgument,
-    RunsOption,
-    app,
-    err,
-    grouped,
-    out,
-    print_json,
-    say,
-)
-from fedsoft.errors import FilesGone, InputError
+from fedsoft.cli.common import app, err, out, print_json, say
+from fedsoft.cli.options import JsonOption, grouped
+from fedsoft.cli.saved import FormatOption, Loaded, SavedRun, client_of
+from fedsoft.errors import InputError
 from fedsoft.escape import csv_cell, file_name, shown
-from fedsoft.runs.names import match_run
 
 if TYPE_CHECKING:
     from fedsoft.exports.export import Format
     from fedsoft.onboarding.learning_curve import Curve
     from fedsoft.onboarding.new_clients import Adopted, NewClients
-    from fedsoft.runs.spec import RunSpec
     from fedsoft.training import Run
 
 LabelOption = Annotated[
     str | None, typer.Option("--label", help="Column or array with the targets; default: that of the run, or y.")
 ]
-FormatOption = Annotated[
-    str,
-    typer.Option("--format", metavar="safetensors|onnx|torch", help="Weights; whole computation; weights and code."),
-]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A saved run."""
-
-    run: Run
-    spec: RunSpec
-    name: str
-
-    def read(self, data: Path, target: str | None, *, labelled: bool = True) -> dict[str, Any]:
-        """Return the points in files, by client, read as those of the run were."""
-        from fedsoft.data.new_points import read_new_clients
-
-        def warn(text: str) -> None:
-            say(f"note: {shown(text)}", err)
-
-        return read_new_clients(data, self.run.federation, target, labelled=labelled, say=warn)
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """Which run to use."""
-
-    name: RunArgument
-    runs_dir: RunsOption = Path("runs")
-    allow: AllowOption = None
-
-    def load(self, *, measured: bool = False) -> Loaded:
-        """Load the run; `measured`: with what was measured at its end, from its data where it is not finished."""
-        path = match_run(self.runs_dir, self.name)
-        from fedsoft.runs.folder import RunFolder
-        from fedsoft.runs.load import load
-
-        folder, allow = RunFolder.open(path), self.allow or ()
-        with err.status(f"loading {folder.name} ..."):
-            try:
-                data = measured and folder.outcome() is None
-                run = load(folder.path.absolute(), allow=allow, data=data)
-            except FilesGone as error:
-                raise InputError(
-                    f"{error.what}: put it back, or finish the run, which measures what is usual for its clients"
-                ) from None
-        if not run.rounds:
-            raise InputError(f"run '{folder.name}' has no rounds yet: finish it with 'fedsoft resume {folder.path}'")
-        if not run.is_over:
-            say(f"note: {folder.name} is not finished: used as it was after round {run.rounds}", err)
-        return Loaded(run, folder.spec(allow), folder.name)
 
 
 @dataclass(frozen=True)
@@ -143,7 +80,7 @@ def adopt(
     from fedsoft.reports.new_clients import adopted_table, curve_picture, curve_table, verdicts
     from fedsoft.storage.atomic import write_folder
 
-    check_format(format_)
+    format_ = check_format(format_)
     loaded = saved.load(measured=True)
     run = loaded.run
     points = loaded.read(data, label)
@@ -154,7 +91,7 @@ def adopt(
     plain = {"run": loaded.name, "new_clients": [one.to_dict() for one in found], "path": str(file)}
     files = {"adopted.json": (json.dumps(plain, indent=1) + "\n").encode()}
     with err.status("writing models ..."):
-        files |= _model_files(loaded, found, format_)  # pyright: ignore[reportArgumentType]
+        files |= _model_files(loaded, found, format_)
     learned = _curve(run, desk, points, curve.repeats) if curve.curve else None
     if learned is not None:
         files |= {"curve.csv": learned.to_csv().encode(), "curve.png": curve_picture(learned, loaded.name)}
@@ -218,57 +155,6 @@ def predict(
         sys.stdout.write(shown(_csv(columns), lines=True))
     scored = "" if score is None else f", {metric.name} {score:.6g}"
     say(f"{len(found)} points{scored}{f', saved: {file}' if file else ''}", err)
-
-
-@app.command(epilog="Example:  fedsoft export synthetic-10-90-s0 --what client 3 --format onnx --out client-3")
-@grouped
-def export(
-    saved: SavedRun,
-    client: Annotated[str | None, typer.Argument(metavar="[K]", help="Which client, for --what client.")] = None,
-    what: Annotated[str, typer.Option("--what", metavar="centers|clients|client K", help="What to write.")] = "centers",
-    format_: FormatOption = "safetensors",
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: exported/RUN/WHAT.")
-    ] = None,
-    json_: JsonOption = False,
-) -> None:  # fmt: skip
-    """Write centers, or models of clients, as files that other programs read, with a model card. No pickles."""
-    if what not in ("centers", "client", "clients"):
-        raise InputError(f"--what '{what}' is not allowed: should be centers, clients, or client K")
-    if what == "client" and client is None:
-        raise InputError("--what client needs the number or name of a client after it")
-    if what != "client" and client is not None:
-        raise InputError(f"--what {what} '{client}' is not allowed: should be --what client '{client}'")
-    from fedsoft.exports.export import export as write
-    from fedsoft.exports.export import export_clients
-    from fedsoft.reports.bar import Bar
-
-    loaded = saved.load()
-    run, about = loaded.run, {"format": format_, "spec": loaded.spec, "name": loaded.name}
-    file = Path("exported") / loaded.name / what if out_dir is None else out_dir  # each run with its own scale and card
-    if what == "clients":
-        with Bar(err, "clients") as bar:
-            each = export_clients(run, file, **about, on_step=partial(bar.show, "exporting"))
-        models = [model for one in each for model in one.models]
-        files = [f"{one.folder.name}/{part}" for one in each for part in one.files]
-        some = ", ".join(models if len(models) <= 4 else [*models[:2], "...", models[-1]])
-        listed = f"{len(models)} folder{'s' * (len(models) != 1)}: {some}"
-    else:
-        with err.status("exporting ..."):
-            written = write(run, file, client=None if client is None else client_of(run, client), **about)
-        models, files = written.models, written.files
-        listed = ", ".join(files)
-    if json_:
-        print_json({"run": loaded.name, "path": str(file), "format": format_, "models": models, "files": files})
-        return
-    say(f"Saved: {file} ({listed})")
-
-
-def client_of(run: Run, text: str) -> str | int:
-    """Return the name of a client, or its number where names are not numbers themselves."""
-    names = run.federation.names
-    # Where names are numbers, a number is a name: the fourth client is not client 4.
-    return int(text) if text.isdecimal() and not any(name.isdecimal() for name in names) else text
 
 
 def _model_files(loaded: Loaded, found: list[Adopted], format_: Format) -> dict[str, bytes]:

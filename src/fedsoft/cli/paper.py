@@ -10,8 +10,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from fedsoft.cli.common import (
-    Commands,
+from fedsoft.cli.common import Commands, app, err, page, print_json, say, unless_stopped
+from fedsoft.cli.options import (
     JobsOption,
     JsonOption,
     OpenOption,
@@ -19,13 +19,7 @@ from fedsoft.cli.common import (
     PageOption,
     PoolOptions,
     RunsOption,
-    app,
-    err,
     grouped,
-    page,
-    print_json,
-    say,
-    unless_stopped,
 )
 from fedsoft.errors import InputError, unknown
 

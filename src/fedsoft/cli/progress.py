@@ -18,7 +18,7 @@ class Progress(Bar):
         super().__init__(console, "rounds")
         self.spec, self.done, self.errors = spec, done, ""
         self.recent: list[RoundRecord] = []
-        self.told: set[tuple[Kind, str]] = set()
+        self.shown: set[tuple[Kind, str]] = set()
         self.show(spec.title, done, spec.rounds)
 
     def update(self, record: RoundRecord) -> None:
@@ -34,6 +34,6 @@ class Progress(Bar):
             self.console.print(notice.text, markup=False, soft_wrap=True)
         self.recent = [*self.recent, record][-max(STANDS, SILENT) :]
         for notice in [*exclusions([record]), *collapse(self.recent), *silence(self.recent)]:
-            if notice.key not in self.told:
-                self.told.add(notice.key)
+            if notice.key not in self.shown:
+                self.shown.add(notice.key)
                 self.console.print(f"warning: after round {self.done} {notice.text}", markup=False, soft_wrap=True)

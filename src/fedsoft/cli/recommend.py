@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsoft.cli.common import (
+from fedsoft.cli.common import app, err, parse_seeds, show_study, unless_stopped
+from fedsoft.cli.options import (
     DeviceOption,
     JsonOption,
     MachineOptions,
@@ -17,12 +18,7 @@ from fedsoft.cli.common import (
     OutOption,
     SpecOptions,
     WorkersOption,
-    app,
-    err,
     grouped,
-    parse_seeds,
-    show_study,
-    unless_stopped,
 )
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedsoft.cli.common import AllowOption, OpenOption, PageOption, RunsOption, app, run_names, say
+from fedsoft.cli.common import app, say
+from fedsoft.cli.options import AllowOption, OpenOption, PageOption, RunsOption, run_names
 
 
 @app.command(epilog="Example:  fedsoft report runs/synthetic-10-90-s* --out report.html")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsoft.cli.common import (
-    STOPPED,
+from fedsoft.cli.common import STOPPED, advise_data_option, app, err, out, page, parse_seeds, print_json, say
+from fedsoft.cli.options import (
     AllowOption,
     JsonOption,
     KeepOption,
@@ -21,15 +21,7 @@ from fedsoft.cli.common import (
     OutOption,
     RunArgument,
     SpecOptions,
-    advise_data_option,
-    app,
-    err,
     grouped,
-    out,
-    page,
-    parse_seeds,
-    print_json,
-    say,
 )
 from fedsoft.errors import DivergedError, InputError, StoreError, unknown
 from fedsoft.runs.names import match_run
@@ -107,7 +99,7 @@ def run(
     for spec in [base.with_seed(number) for number in chosen]:
         path = place(spec, out_dir, again=again)
         with advise_data_option(f"fedsoft resume {path} --data PATH"):
-            folders.append(carry_out(spec, path, save.logged(options, path)))
+            folders.append(start_or_resume(spec, path, save.logged(options, path)))
     show_runs(folders, json_)
 
 
@@ -145,7 +137,7 @@ def resume(
     # Where clients join, the new run's own file says where its data is.
     options = save.logged(machine.options(keep=save.keep, data=None if join else data), path)
     with advise_data_option("--data PATH"):
-        show_runs([carry_out(spec, path, options, check=True, origin=origin)], json_)
+        show_runs([start_or_resume(spec, path, options, check=True, origin=origin)], json_)
 
 
 @app.command(epilog="Example:  fedsoft show synthetic-10-90-s0 --json")
@@ -172,7 +164,7 @@ def ls(out_dir: OutOption = Path("runs"), json_: JsonOption = False) -> None:
         say(f"no runs in '{out_dir}': start one with  fedsoft run synthetic-10-90")
 
 
-def carry_out(
+def start_or_resume(
     spec: RunSpec, path: Path, options: RunOptions, *, check: bool = False, origin: Origin | None = None
 ) -> RunFolder:
     """Start or resume one run under a progress bar, then draw its figure.
@@ -197,10 +189,7 @@ def carry_out(
         if damaged is None and known.scores() is not None:
             if not check:  # the same command means another run when the data has changed
                 launch.resume(known, options, allow=spec.allow)
-            say(f"{path.name} was finished before: shown as saved ('fedsoft run ... --again' runs it again)", err)
-            with contextlib.suppress(StoreError):  # without write access nothing is drawn
-                _draw(known)
-            return known
+            return _as_saved(known)
         if options.engine != "flower" and (problem := known.diverged) is not None:
             raise DivergedError(
                 f"{path.name} diverged after round {len(known.records())}, and would again with the same settings: "
@@ -220,13 +209,23 @@ def carry_out(
             else launch.launch(spec, path, options, origin)
         )
     if not finished:
-        count = len(folder.records())
-        at_nodes = (folder.path / "federation.json").exists()  # client state is at the nodes of a federation
-        way = "the same command" if at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
-        say(f"stopped and saved after round {count} of {spec.rounds}: resume with {way}", err)
+        _say_how_to_resume(folder, spec)
         raise typer.Exit(STOPPED)
     _draw(folder, anew=True)
     return folder
+
+
+def _as_saved(folder: RunFolder) -> RunFolder:
+    """Return a finished run as it is, with its figure where that can be drawn."""
+    say(f"{folder.name} was finished before: shown as saved ('fedsoft run ... --again' runs it again)", err)
+    with contextlib.suppress(StoreError):  # without write access nothing is drawn
+        _draw(folder)
+    return folder
+
+
+def _say_how_to_resume(folder: RunFolder, spec: RunSpec) -> None:
+    way = "the same command" if folder.at_nodes else f"\n  fedsoft resume {folder.path}{_allowed(spec)}"
+    say(f"stopped and saved after round {len(folder.records())} of {spec.rounds}: resume with {way}", err)
 
 
 def _allowed(spec: RunSpec) -> str:
@@ -278,7 +277,7 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
 
     records, scores = folder.records(), folder.scores()
     totals = Totals.of(records)
-    told = None if scores is None or scores.prior is None else scores.prior.evidence
+    evidence = None if scores is None or scores.prior is None else scores.prior.evidence
     return {
         "run": folder.name,
         "path": str(folder.path),
@@ -296,5 +295,5 @@ def _as_json(folder: RunFolder) -> dict[str, Any]:
         "warnings": [notice.to_dict() for notice in warnings(records)],
         "notes": [] if scores is None else [notice.to_dict() for notice in of_scores(scores)],
         "scores": None if scores is None else scores.to_dict(),
-        "evidence": None if told is None else {"per_point": told.per_point, "charged": told.charged},
+        "evidence": None if evidence is None else {"per_point": evidence.per_point, "charged": evidence.charged},
     }

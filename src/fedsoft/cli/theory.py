@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedsoft.cli.common import JsonOption, app, err, out, print_json
+from fedsoft.cli.common import app, err, out, print_json
+from fedsoft.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from fedsoft.theory.check import Holds
@@ -73,8 +74,8 @@ def theory(
     for kind in KINDS:
         found = tally(checks, kind)
         if any(found.values()):
-            told = ", ".join(f"{label} {found[holds]}" for holds, (label, _) in VERDICTS.items())
-            out.print(Text(f"{kind}, each statement once: {told}"))
+            counts = ", ".join(f"{label} {found[holds]}" for holds, (label, _) in VERDICTS.items())
+            out.print(Text(f"{kind}, each statement once: {counts}"))
 
 
 def _verdict(holds: Holds) -> Text:

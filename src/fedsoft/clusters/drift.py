@@ -1,4 +1,4 @@
-"""Clients whose mixture changes while a federation learns: told from their u alone, round by round.
+"""Clients whose mixture changes while a federation learns: seen from their u alone, round by round.
 
 Every client has a usual mixture, a mean over rounds that forgets, and an unrest, the mean of how far its u strays from
 it. A client is flagged when its u is much farther from the usual one than that, while the federation is calm: while

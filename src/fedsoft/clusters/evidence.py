@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well a prior explains the points of clients, without having been told their models.
+    """How well a prior explains the points of clients, without knowing their models.
 
     Arguments:
         log: `log sum_s pi_s p(points_k | c_s, Sigma_s)`, summed over clients.

@@ -122,5 +122,5 @@ class InputShares:
         return added(self.shares(x, owners).to(each), each)
 
     def row(self, k: int) -> InputShares:
-        """Return those of one client."""
+        """Return the gate of one client alone."""
         return InputShares(self.gaussians, self.directions, self.pi[k : k + 1])

@@ -74,7 +74,7 @@ class Neighbours:
         return (1 - lam) * each[0] + lam * said
 
     def row(self, k: int) -> Neighbours:
-        """Return those of one client."""
+        """Return the gate of one client alone."""
         own = Store(*(part[k : k + 1] for part in (self.store.keys, self.store.values, self.store.count)))
         return Neighbours(self.model, self.w, own, self.lam[k : k + 1], self.k, self.scale)
 

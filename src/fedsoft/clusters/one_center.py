@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsoft.clusters.averaging import mean_by_size
 from fedsoft.clusters.selection import Participants, participants
@@ -18,15 +18,20 @@ class OneCenter(Algorithm):
     """
 
     K: Participants
+    closing_job: ClassVar[str | None] = None
+    """What all clients do in the last round, with the new center."""
 
     def init(self, site: Site, clients: int) -> State:
         return State(site.draw("center", 0)[None])
 
     def round(self, state: State, t: int, ask: Ask) -> tuple[State, dict[str, Any]]:
-        """Have the clients drawn train the center, and average."""
+        """Have the clients drawn train the center, and average; in the last round have all do the closing job."""
         c, ids = state.centers, participants(ask, self.K)
         answer = ask("train", ids, centers=c)
-        return State(mean_by_size(ask, answer, c)), {"selected": len(ids), "answered": len(answer.ids)}
+        c, notes = mean_by_size(ask, answer, c), {"selected": len(ids), "answered": len(answer.ids)}
+        if self.closing_job is not None and ask.last:
+            notes["tuned"] = len(ask(self.closing_job, ask.everyone, centers=c).ids)
+        return State(c), notes
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return the center for every client."""

@@ -62,7 +62,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class ByCount:
-    """Stacks of at least so many clients by one backend, smaller ones by another, whose steps begin sooner."""
+    """Stacks of at least `least` clients by one backend, smaller ones by another, whose steps begin sooner."""
 
     many: Backend
     few: Backend

@@ -179,7 +179,7 @@ def check_new_client(name: str, x: Any, y: Any, shape: DataShape, like: ClientDa
 
 
 def check_new_inputs(x: Any, shape: DataShape, like: Tensor) -> Tensor:
-    """Return inputs without targets as those of the clients are; raise where they differ."""
+    """Return inputs without targets in the form of the clients' own; raise where they differ from it."""
     given = given_inputs("predict", x)
     if shape.fields:
         first = next(iter(given.values())) if isinstance(given, dict) else given

@@ -98,7 +98,7 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def collated(who: str, items: Sequence[Any]) -> Any:
-    """Return the inputs of single points as those of a client: by name or place where they are, else as an array.
+    """Join the inputs of points into those of a client: by name or place where there are several, else as an array.
 
     Inputs whose first sides differ are sequences.
     """

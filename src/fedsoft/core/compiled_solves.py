@@ -66,7 +66,7 @@ class Rule:
     clip: float = 0.0  # 0: none
 
     def rates(self, steps: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the learning rate of each step of clients that take so many, and where each client's begin."""
+        """Return the learning rates of the `steps` of each client, and where each client's begin."""
         nothing = np.zeros(len(steps), dtype=np.int64)
         if self.schedule is None:
             return np.array([self.lr]), nothing

@@ -112,7 +112,7 @@ class Ask(Protocol):
 
 
 class Gate(Protocol):
-    """Predictions from those of models that depend on the input in another way as well."""
+    """How the predictions of several models become one, where that depends on the input, too."""
 
     def combined(self, x: Tensor, owners: Tensor, each: Tensor) -> Tensor:
         """Return predictions for inputs `x[points, ...]` of clients `owners[points]`, from `each[J, points, ...]`."""

@@ -171,7 +171,7 @@ class Federation:
         return self.as_seen(x), y
 
     def uncoded(self) -> Federation:
-        """Return the same with labels that are whole numbers as they are in the data: those of others are not known."""
+        """Return the same with whole-number labels as they stand in the data: other nodes may have other ones."""
         labels = self.columns.labels
         if labels is None or not self.columns.whole:
             return self

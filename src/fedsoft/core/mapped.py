@@ -277,7 +277,7 @@ class Scratch:
 
 
 def pick(x: Tensor, rows: Tensor) -> Tensor:
-    """Return some rows of a tensor; those of one on disk stay there."""
+    """Return some rows of a tensor; of a tensor on disk they stay there."""
     return x.pick(rows) if isinstance(x, MappedRows) else x[rows]
 
 

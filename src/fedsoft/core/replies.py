@@ -93,8 +93,8 @@ class Answer:
         """
         if old is None or not len(self.ids):
             return old
-        told = shares_of(self[name].gather(), old.shape[1]).to(old.dtype)
-        return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), told)
+        shares = shares_of(self[name].gather(), old.shape[1]).to(old.dtype)
+        return old.index_copy(0, torch.as_tensor(self.ids, device=old.device), shares)
 
     def sums(
         self, name: str, by: str, count: int, factor: Tensor | None = None, around: Tensor | None = None

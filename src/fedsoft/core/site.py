@@ -92,7 +92,7 @@ class Site:
         return Problem(self.model, data, prox, weights, lambda: self.generators(label), self.t)
 
     def _trained_on(self, point_weights: Tensor | None) -> tuple[ClientData, Tensor | None]:
-        """Return the clients' points as they train on them, and their weights: those of their classes, too."""
+        """Return the points that clients train on, and their weights, weights of classes included."""
         data, weights = trained_on(self.class_weights, self.data, self.dtype)
         if point_weights is not None:
             weights = point_weights if weights is None else weights * point_weights
@@ -184,7 +184,7 @@ class Site:
         return replace(self, data=data, names=names, work=Work.none(len(names)), statistics=own)
 
     def solve_some(self, w: Tensor, used: Tensor, label: str = "batches") -> Tensor:
-        """Minimise each client's loss from `w[m, P]` over those of its points that are `used[points]`.
+        """Minimise each client's loss from `w[m, P]` over its points that are `used[points]`.
 
         A model without points stays as it was.
         """

@@ -24,7 +24,7 @@ LIMIT = 2**26  # bytes that a table may unpack to; the largest published one has
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices of people.
+    """What people chose among alternatives.
 
     Arguments:
         x: inputs `[points, alternatives, attributes]`.

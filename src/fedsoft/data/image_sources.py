@@ -232,7 +232,7 @@ def _test(name: str, source: Source, s: int, test_points: int | None, seed: int)
 
 
 def by_client(images: Images, ids: np.ndarray, classes: int, held_out: float, seed: int) -> Federation:
-    """Return one client for every different id, in their order; of each one's points a share is held out."""
+    """Return one client for each id, in their order; a share of the points of each is held out."""
     names, owner = np.unique(ids, return_inverse=True)
     train, held = [], []
     by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])

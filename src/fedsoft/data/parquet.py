@@ -40,7 +40,7 @@ def read_parquet(file: Path, columns: Sequence[str] | None = None, room: int | N
 
 
 class Unpacker:
-    """The process, from outside."""
+    """A process that unpacks a file, as the reader that waits for it sees it."""
 
     def __init__(self) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from fedsoft.data.parquet import serve; serve()"

@@ -77,7 +77,7 @@ class TableSettings:
 
     @staticmethod
     def like(reading: Reading, target: str | None, ignored: Names) -> TableSettings:
-        """Return how to read further files as those of a run; `target`: another name of that column."""
+        """Return how to read further files like those of a run; `target`: another name of that column."""
         return TableSettings(
             target=target or reading.target, features=reading.arrays, drop=ignored, delimiter=reading.delimiter,
             decimal=cast(Decimal, reading.decimal), encoding=reading.encoding,

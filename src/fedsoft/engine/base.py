@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,14 +17,16 @@ from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_draws import Draws, Names
 from fedsoft.core.client_metrics import ClientMetric, Judged
-from fedsoft.core.contract import Algorithm, State, Training
+from fedsoft.core.contract import State, Training
 from fedsoft.core.federation import Federation
 from fedsoft.core.local_solve import Work
 from fedsoft.core.replies import Answer, Ids, Reply, Rows
 from fedsoft.core.site import Site
-from fedsoft.engine.client_host import STATISTICS, check_job
+from fedsoft.engine.client_host import STATISTICS
 from fedsoft.engine.client_store import ClientRows
 from fedsoft.engine.cost import Cost, size_of
+from fedsoft.engine.job_checks import check_job
+from fedsoft.engine.naming import named
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import InputError
 from fedsoft.safety.conditions import Conditions
@@ -45,7 +45,7 @@ from fedsoft.storage.tensorfile import Blocks
 
 
 class Engine(abc.ABC):
-    """All clients of a federation, behind `ask`. Subclasses decide where the clients are.
+    """All clients of a federation, behind `ask`. Subclasses decide where the clients are, and how to `send` them jobs.
 
     Arguments:
         training: what clients run.
@@ -98,19 +98,15 @@ class Engine(abc.ABC):
         """Return draws of this run and round for each client."""
         return Draws(self.training.seed, *labels, self.t, names=self.named)
 
-    @abc.abstractmethod
     def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
-        """Have the clients `ids` do a job: `admit` it, send it to them, and `release` what is `accepted`."""
-
-    def admit(self, job: str, ids: Ids, each: Reply | None, shared: Mapping[str, Tensor]) -> tuple[Ids, Reply]:
-        """Return the clients that will answer a job, and their own rows; count what is sent."""
+        """Have the clients `ids` do a job; return their answer as the algorithm may see it."""
         check_job(self.algorithm, job)
         each, self.asked = each or {}, len(ids)
         self.cost.bytes_down += len(ids) * size_of(shared) + size_of(each)
-        if self.dropouts is None or not len(ids):
-            return ids, each
-        present = ~self.dropouts(job, self.t, [self.names[k] for k in ids])
-        return ids[present], {name: value[present] for name, value in each.items()}
+        if self.dropouts is not None and len(ids):
+            present = ~self.dropouts(job, self.t, [self.names[k] for k in ids])
+            ids, each = ids[present], {name: value[present] for name, value in each.items()}
+        return self._released(job, self.send(job, ids, each, shared))
 
     def accepted(self, ids: Ids, facts: Facts, values: Mapping[str, Rows]) -> Answer:
         """Return what the clients `ids` answered, without those that the guards do not accept."""
@@ -119,7 +115,7 @@ class Engine(abc.ABC):
         self.excluded += [Exclusion.of(self.names[ids[row]], bad[row]) for row in sorted(bad)]
         return without(ids, values, bad)
 
-    def release(self, job: str, answer: Answer) -> Answer:
+    def _released(self, job: str, answer: Answer) -> Answer:
         """Return an answer as the algorithm sees it: as sums, averaged by the aggregator, hidden by noise."""
         self.asks += 1
         if (secure := self.conditions.protection) is not None:
@@ -214,7 +210,7 @@ class Engine(abc.ABC):
         self.excluded, self.clusters = [], None if u is None or not self.guards.norm else u.argmax(1).cpu().numpy()
 
     def recall(self, notes: Mapping[str, Any]) -> None:
-        """Take up what `round_notes` told after the round before."""
+        """Go on from the notes of the round before, see `round_notes`."""
         self.reaches = Reaches(dict(notes.get("reaches", {})))
 
     def round_notes(self) -> dict[str, Any]:
@@ -229,6 +225,13 @@ class Engine(abc.ABC):
         return state, notes | self.round_notes()
 
     # --- what an engine is --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
+        """Have the clients `ids` do a job, and return what is `accepted` of their replies. Nobody may be asked.
+
+        `each` holds a row for each of them, `shared` is the same for all.
+        """
 
     @property
     @abc.abstractmethod
@@ -313,25 +316,3 @@ class Factory(Protocol):
     def __call__(
         self, training: Training, federation: Federation, conditions: Conditions, resources: Resources
     ) -> Engine: ...
-
-
-PLAIN = int | float | str | bool | None
-
-
-def _plain(values: Mapping[str, Any], *, unset: bool = False) -> list[tuple[str, Any]]:
-    """Return what settings say in plain values, those of tables within them too; `unset`: also those that are None."""
-    found = [(k, v) for k, v in values.items() if isinstance(v, PLAIN) and (unset or v is not None)]
-    inner = {key: vars(value) if is_dataclass(value) else value for key, value in values.items()}
-    found += [(key, repr(_plain(value))) for key, value in inner.items() if isinstance(value, Mapping) and value]
-    return sorted(found, key=itemgetter(0))
-
-
-def named(*settings: object) -> str:
-    """Return a name for settings: runs that differ in them must not share the noise that hides clients."""
-    values = [
-        # What a solver leaves open is not named: further settings of that kind must not change the noise of a run.
-        one if isinstance(one, PLAIN)
-        else (type(one).__name__, *_plain(vars(one), unset=isinstance(one, Algorithm)))
-        for one in settings
-    ]  # fmt: skip
-    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

@@ -19,15 +19,16 @@ from torch import Tensor
 from fedsoft.clusters.ensemble import predictions
 from fedsoft.core.client_data import ClientData
 from fedsoft.core.client_draws import Names
-from fedsoft.core.contract import Algorithm, PersonalModels, State, Training
+from fedsoft.core.contract import PersonalModels, State, Training
 from fedsoft.core.local_solve import Work
 from fedsoft.core.model import Model
 from fedsoft.core.replies import ClientState, Ids, Kind, Reply
 from fedsoft.core.site import Site
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.engine.cost import Cost, size_of
+from fedsoft.engine.job_checks import check_job, check_reply, finite_rows, not_finite
 from fedsoft.engine.resources import Resources
-from fedsoft.errors import DivergedError, InputError, StoreError, advice, unknown
+from fedsoft.errors import DivergedError, StoreError, advice
 from fedsoft.machine.resources import cores, memory_size
 from fedsoft.machine.threads import in_order
 from fedsoft.safety.conditions import Conditions
@@ -145,11 +146,11 @@ class ClientHost:
             mine, reply = self.algorithm.jobs[job].function(self.algorithm, site, given, {**shared, **own})
             changed = {name: value for name, value in mine.items() if value is not given.get(name)}
             changed |= {} if site.statistics is None else {STATISTICS: site.statistics}
-            kinds = self._check_reply(job, len(chunk), reply, changed, given)
+            kinds = check_reply(self.algorithm, job, len(chunk), reply, changed, given)
             reply = self._without_statistics(reply, kinds)
             lost: dict[int, Refusal] = {}
             if noise is not None and noise.covers_models:  # divergence depends on points: hide it
-                reply, kept = noise.reply(reply, shared, kinds), _finite_rows(changed, len(chunk))
+                reply, kept = noise.reply(reply, shared, kinds), finite_rows(changed, len(chunk))
             else:
                 lost = self._diverged(job, chunk, reply, f"answered job '{job}' of round {ticket.t + 1}")
                 lost |= self._diverged(job, chunk, changed, f"ended job '{job}' of round {ticket.t + 1}")
@@ -173,25 +174,11 @@ class ClientHost:
         return self.before[0] if self.before is not None and t < self.before[1] else self.data
 
     def _keep(self, rows: Ids, changed: Mapping[str, Tensor], kept: np.ndarray) -> None:
-        """Store the changed states of those of `rows` at the positions `kept`."""
+        """Store the changed states of the clients `rows[kept]`."""
         if len(kept) == len(rows):
             self.client_states.put(rows, changed)
         else:
             self.client_states.put(rows[kept], {name: value[torch.as_tensor(kept)] for name, value in changed.items()})
-
-    def _check_reply(
-        self, job: str, count: int, reply: Reply, changed: Mapping[str, Tensor], given: Mapping[str, Tensor]
-    ) -> Mapping[str, Kind]:
-        """Return the kinds of a reply's entries; raise for entries that the job does not declare."""
-        kinds = self.algorithm.jobs[job].replies
-        for name in reply.keys() - kinds.keys():
-            raise InputError(f"job '{job}' replies '{name}', which its @job does not declare: it has {[*kinds]}")
-        for name in changed.keys() - given.keys():
-            raise InputError(f"job '{job}' keeps '{name}', which init_client does not return: it returns {[*given]}")
-        for name, value in (*reply.items(), *changed.items()):
-            if len(value) != count:
-                raise InputError(f"job '{job}' gave {len(value)} rows of '{name}' for {count} clients")
-        return kinds
 
     def _without_statistics(self, reply: Reply, kinds: Mapping[str, Kind]) -> Reply:
         """Return the reply with 0 in place of statistics, where clients keep their own."""
@@ -284,38 +271,15 @@ class ClientHost:
     def _diverged(self, job: str, rows: Ids, values: Mapping[str, Tensor], did: str) -> dict[int, Refusal]:
         """Return the rows that are not finite, with a reason; raise instead if the run stops on divergence."""
         found: dict[int, Refusal] = {}
-        for name, value in values.items():
-            if _surely_finite(value):
-                continue
-            bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
-            for row in torch.nonzero(bad).flatten().tolist() if bool(bad.any()) else ():
-                if self.conditions.diverged == "stop":
-                    raise DivergedError(
-                        f"client '{self.names[rows[row]]}' {did} with values that are not finite: its training "
-                        f"diverged, {advice(self.algorithm.rates)}"
-                    )
-                text = f"its training diverged in job '{job}': '{name}' is not finite"
-                found.setdefault(row, Refusal(Reason.NOT_FINITE, text))
+        for name, row in not_finite(values):
+            if self.conditions.diverged == "stop":
+                raise DivergedError(
+                    f"client '{self.names[rows[row]]}' {did} with values that are not finite: its training "
+                    f"diverged, {advice(self.algorithm.rates)}"
+                )
+            text = f"its training diverged in job '{job}': '{name}' is not finite"
+            found.setdefault(row, Refusal(Reason.NOT_FINITE, text))
         return found
-
-
-def _surely_finite(value: Tensor) -> bool:
-    """Return whether everything is finite, where a sum tells: one of finite numbers may exceed what they can hold."""
-    return not value.is_floating_point() or math.isfinite(float(value.sum()))
-
-
-def _finite_rows(values: Mapping[str, Tensor], count: int) -> np.ndarray:
-    """Return the rows in which everything is finite."""
-    fine = np.ones(count, dtype=bool)
-    for value in values.values():
-        fine &= torch.isfinite(value).reshape(count, -1).all(1).cpu().numpy()
-    return np.flatnonzero(fine)
-
-
-def check_job(algorithm: Algorithm, job: str) -> None:
-    """Raise unless the method is marked as a job."""
-    if job not in algorithm.jobs:
-        raise unknown(f"job of {type(algorithm).__name__}", job, algorithm.jobs)
 
 
 def chunk_size(model: Model, data: ClientData) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -39,11 +40,10 @@ class LocalEngine(Engine):
         return self.host.client_states
 
     @override
-    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
-        ids, own = self.admit(job, ids, each, shared)
-        cost, replies, facts, released = self.host.run_job(job, ids, own, shared, Ticket(self.t, self.asks))
+    def send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
+        cost, replies, facts, released = self.host.run_job(job, ids, each, shared, Ticket(self.t, self.asks))
         self.cost, self.released = self.cost + cost, self.released.plus(released)
-        return self.release(job, self.accepted(ids, facts, {name: replies.column(name) for name in replies}))
+        return self.accepted(ids, facts, {name: replies.column(name) for name in replies})
 
     @override
     def use_folder(self, folder: Path) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,19 @@ from fedsoft.engine.client_host import Ticket, chunk_size
 from fedsoft.engine.client_store import ClientRows
 from fedsoft.engine.cost import Cost, size_of
 from fedsoft.engine.ray_cluster import GONE, PATIENCE, connect, idle_worker, last_line, let_go, sendable
+from fedsoft.engine.ray_rows import Column, Kept, Wire, WorkerStates
 from fedsoft.engine.resources import Resources
 from fedsoft.engine.shard import Forms, Points, Shard, arrays, by_shard, cuts
 from fedsoft.errors import FedsoftError, InputError, WorkerLost
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.guards import Facts
 from fedsoft.safety.privacy import Released
-from fedsoft.secure.coding import Coded
-from fedsoft.secure.weighing import Weighing
 from fedsoft.storage.tensorfile import Blocks, Form
 
 
 def engine(address: str | None = None) -> Factory:
     """Return a factory of this engine: on a Ray started here, or on a cluster."""
     return functools.partial(RayEngine, address=address)
-
-
-@dataclass
-class Wire:
-    """What was transferred between this process and its workers: bytes, and the number of calls."""
-
-    points: int = 0  # of clients, when workers start and when they are scored
-    down: int = 0
-    up: int = 0
-    calls: int = 0
 
 
 class RayEngine(Engine):
@@ -154,14 +142,10 @@ class RayEngine(Engine):
     @property
     @override
     def client_states(self) -> ClientRows:
-        return _ClientStates(self, self.forms)
+        return WorkerStates(self, self.forms)
 
     @override
-    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
-        ids, own = self.admit(job, ids, each, shared)
-        return self.release(job, self._send(job, ids, own, shared))
-
-    def _send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
+    def send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
         places = np.searchsorted(ids, self.cuts).tolist()
         spans = {j: (a, b) for j, (a, b) in enumerate(itertools.pairwise(places)) if a < b}
         if not spans:
@@ -174,7 +158,7 @@ class RayEngine(Engine):
             gone, self.gone[j] = self.gone[j], []
             asked[j] = (key, job, rows, arrays(mine), sent, Ticket(self.t, self.asks), gone)
             self.wire.down += size_of(shared) + size_of(mine) + (0 if rows is None else rows.nbytes)
-        replies = _Replies(self, key, spans)
+        replies = Kept(self, key, spans)
         done = self.call("run_job", asked)
         self.cost += sum((cost for cost, _, _, _ in done), Cost())
         self.released = self.released.plus(Released.most(released for _, _, _, released in done))
@@ -183,7 +167,7 @@ class RayEngine(Engine):
         kinds = [{name: (form.dtype, form.shape[1:]) for name, form in forms.items()} for _, forms, _, _ in done]
         if any(kind != kinds[0] for kind in kinds):
             raise InputError(f"job '{job}' has replies of different forms: should be the same for all clients")
-        values: dict[str, Rows] = {name: _Column(replies, name, tuple(kinds[0][name][1])) for name in kinds[0]}
+        values: dict[str, Rows] = {name: Column(replies, name, tuple(kinds[0][name][1])) for name in kinds[0]}
         return self.accepted(ids, facts, values)
 
     @override
@@ -235,7 +219,7 @@ class RayEngine(Engine):
             self.wire.points += 0 if points is None else points.bytes
             self.wire.down += size_of(shared) + size_of(own)
             asked[j] = (sent, arrays(own), points if points is None else ray.put(points))
-        return torch.cat(self._received(self.call(what, asked)))
+        return torch.cat(self.received(self.call(what, asked)))
 
     @override
     def predict_for(self, k: int, x: Tensor, state: State) -> Tensor:
@@ -244,82 +228,9 @@ class RayEngine(Engine):
         shared, own = by_shard(state, begin, end)
         self.wire.down += size_of(shared) + size_of(own) + size_of({"x": x})
         asked = {j: (k - begin, x.cpu().numpy(), arrays(shared), arrays(own))}
-        return self._received(self.call("predict_for", asked))[0]
+        return self.received(self.call("predict_for", asked))[0]
 
-    def _received(self, found: Sequence[np.ndarray]) -> list[Tensor]:
+    def received(self, found: Sequence[np.ndarray]) -> list[Tensor]:
         """Return arrays from workers as tensors of our own; count their bytes."""
         self.wire.up += sum(array.nbytes for array in found)
         return [torch.from_numpy(np.array(array)) for array in found]
-
-
-class _Replies:
-    """Replies kept at the workers for as long as this object is in use."""
-
-    def __init__(self, engine: RayEngine, key: int, spans: Mapping[int, tuple[int, int]]) -> None:
-        self.engine, self.key, self.spans = engine, key, spans
-        # Sent to the workers with the next job: a finalizer may run in the middle of a call to Ray.
-        for j in spans:
-            weakref.finalize(self, engine.gone[j].append, key).atexit = False
-
-
-@dataclass(frozen=True)
-class _Column:
-    """The replies of all clients under one name. See `replies.Rows`."""
-
-    replies: _Replies
-    name: str
-    shape: tuple[int, ...]
-
-    def gather(self) -> Tensor:
-        asked = dict.fromkeys(self.replies.spans, (self.replies.key, self.name))
-        return torch.cat(self.replies.engine._received(self.replies.engine.call("gather", asked)))
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        """Sum over each worker's clients in float64; add the sums up in the order of shards."""
-        w, engine = weights.double().cpu().numpy(), self.replies.engine
-        asked = {j: (self.replies.key, self.name, w[:, a:b]) for j, (a, b) in self.replies.spans.items()}
-        engine.wire.down += w.nbytes
-        return functools.reduce(torch.add, engine._received(engine.call("weighted", asked)))
-
-    def coded(self, what: Weighing) -> Coded:
-        """Add up what the clients of each worker code for themselves; integers have one sum in any order."""
-        engine = self.replies.engine
-        asked = {j: (self.replies.key, self.name, what.of(slice(a, b))) for j, (a, b) in self.replies.spans.items()}
-        engine.wire.down += what.weights.numel() * what.weights.itemsize
-        found = engine.call("coded", asked)
-        totals = engine._received([total for total, _ in found])
-        # What comes out of Ray's store is read-only.
-        counts = [torch.from_numpy(counts.copy()) for _, counts in found]
-        parts = [Coded(total, count) for total, count in zip(totals, counts, strict=True)]
-        return functools.reduce(Coded.plus, parts)
-
-
-@dataclass(frozen=True, eq=False)
-class _ClientStates(ClientRows):
-    """The states of clients, kept at the workers."""
-
-    engine: RayEngine
-    forms: Mapping[str, Form] = field(repr=False)
-
-    @override
-    def take(self, rows: np.ndarray, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        wanted, at = list(self.forms if names is None else names), np.asarray(rows)
-        for name in wanted:
-            if name not in self.forms:
-                raise KeyError(name)
-        if not len(at) or not wanted:
-            forms = {name: self.forms[name] for name in wanted}
-            return {name: torch.empty((0, *form.shape[1:]), dtype=form.dtype) for name, form in forms.items()}
-        shard = np.searchsorted(self.engine.cuts, at, side="right") - 1
-        asked = {int(j): (at[shard == j] - self.engine.cuts[j], wanted) for j in np.unique(shard)}
-        found = self.engine.call("take", asked)
-        back = np.argsort(np.argsort(shard, kind="stable"), kind="stable")  # from the order of shards to that of rows
-        return {name: torch.cat(self.engine._received([part[name] for part in found]))[back] for name in wanted}
-
-    @override
-    def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        for begin, end in self.forms[name].spans():
-            yield begin, self.take(np.arange(begin, end), [name])[name]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.take(np.arange(self.forms[name].rows), [name])[name]

@@ -17,7 +17,7 @@ from fedsoft.evaluation.variance_table import parameter_names
 MOST_POINTS = 2048  # at which centers are compared, evenly from those of all clients
 MOST_CENTERS = 64  # that are compared
 MEMBERS = 3  # clients that are named as typical
-MOST_CLASSES = 100  # of which single ones are told
+MOST_CLASSES = 100  # with more, single ones are not named
 CONSTANT = 1e-4  # as a share of its size: what varies less is rounding
 
 

@@ -69,7 +69,7 @@ class ClassLean:
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """One center, told from the mean of all.
+    """One center, compared with the mean of all.
 
     Arguments:
         share: of the clients, by their mixtures.

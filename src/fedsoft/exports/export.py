@@ -131,10 +131,12 @@ def _scores(run: Run) -> Scores | None:
     return None if run.saved is None and run.lacking else run.scores()
 
 
-def check_format(format: str) -> None:
-    """Raise for a format that is not offered."""
-    if format not in FORMATS:
-        raise InputError(f"format = '{format}' is not allowed: should be one of {', '.join(FORMATS)}")
+def check_format(format: str) -> Format:
+    """Return the format; raise for one that is not offered."""
+    for known in FORMATS:
+        if format == known:
+            return known
+    raise InputError(f"format = '{format}' is not allowed: should be one of {', '.join(FORMATS)}")
 
 
 def model_files(

@@ -12,13 +12,14 @@
     server/terms        how long clients have, how many must answer, what is accepted
     server/node_registry, identity              which node speaks for which client, by its key
     server/expected_replies, reply_validator    what replies must look like and may cost; what is accepted
-    server/event_log    what happened, in two logs
+    server/score_replies                        how clients score themselves
+    server/attempt      what the server keeps of a run, so that nodes know it again; `event_log`: what happened
     server/strategy     FedSoft as a strategy for an existing Flower app
 
     node/client_app     the thin ClientApp, started for every message; `app_guard`: no app that a server ships is run
     node/worker         the resident worker, which ends jobs that take too long or too much memory
-    node/config, policy a node as one TOML file; what its owner lets a server do
-    node/node           answers requests; `experiment`: a run that it holds; `refusals`: all that it says of refusals
+    node/config, policy a node as one TOML file; what its owner lets a server do; `own_points`: its clients
+    node/node           answers requests; `experiments`: the runs that it holds; `refusals`: all that it says of them
     node/client_memory  what clients keep, on the node's disk
     node/request_log, privacy_budget            how often it was asked, and what noise was spent, over restarts
 

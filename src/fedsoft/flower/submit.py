@@ -27,22 +27,22 @@ LAST = 60.0  # seconds that the server's app has to end by itself when its Super
 QUESTIONS = 3  # that Flower may leave unanswered in a row
 
 
-def carry_out(spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, bool]:
+def submit(spec: RunSpec, path: Path, options: RunOptions) -> tuple[RunFolder, bool]:
     """Start or resume a run; True when it is finished. See `runs.execute`."""
-    if stage.device != "cpu":
-        raise InputError(f"device = '{stage.device}' is not allowed: nodes compute on their CPU")
+    if options.device != "cpu":
+        raise InputError(f"device = '{options.device}' is not allowed: nodes compute on their CPU")
     if spec.early_stopping is not None:
         raise InputError(NO_EARLY_STOPPING)
-    if named := [type(one).__name__ for one in stage.callbacks if isinstance(one, Callback) and not _is_log(one)]:
+    if named := [type(one).__name__ for one in options.callbacks if isinstance(one, Callback) and not _is_log(one)]:
         raise InputError(f"callbacks such as {named[0]} look at the run itself, which is not in this process: use "
                          "another engine, or TensorBoard without held_out")  # fmt: skip
-    if stage.address is not None:
-        return follow(LocalCluster(Path(stage.address).absolute()), spec, path, stage)
+    if options.address is not None:
+        return follow(LocalCluster(Path(options.address).absolute()), spec, path, options)
     # The nodes' memory stays there until the run is finished, so that it can be resumed.
     own = LocalCluster(path.parent.absolute() / f".federation-{path.name[-40:]}")
     try:
-        own.up(stage.workers or NODES)
-        folder, finished = follow(own, spec, path, stage)
+        own.up(options.workers or NODES)
+        folder, finished = follow(own, spec, path, options)
     finally:
         own.down()
     if finished:
@@ -50,16 +50,16 @@ def carry_out(spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, 
     return folder, finished
 
 
-def follow(federation: LocalCluster, spec: RunSpec, path: Path, stage: RunOptions) -> tuple[RunFolder, bool]:
+def follow(federation: LocalCluster, spec: RunSpec, path: Path, options: RunOptions) -> tuple[RunFolder, bool]:
     """Submit a run to a federation that is up, and wait for its end."""
-    submitted = write_submission(federation, spec, path, stage)
-    follower = _Follower(federation, submitted, path, stage)
+    submitted = write_submission(federation, spec, path, options)
+    follower = _Follower(federation, submitted, path, options)
     asked = threading.Event()
-    with stop_when_asked(asked, stage.signals):
+    with stop_when_asked(asked, options.signals):
         number = federation.submit(submitted.path)
         while (outcome := submitted.outcome()) is None:
             follower.report_rounds()
-            if asked.is_set() or stage.should_stop():
+            if asked.is_set() or options.should_stop():
                 if follower.lost is None:
                     federation.stop(number)
                 return RunFolder.open(path), False
@@ -76,13 +76,13 @@ def _is_log(callback: object) -> TypeGuard[TensorBoard]:
     return isinstance(callback, TensorBoard) and not callback.held_out
 
 
-def write_submission(federation: LocalCluster, spec: RunSpec, path: Path, stage: RunOptions) -> SubmittedRun:
+def write_submission(federation: LocalCluster, spec: RunSpec, path: Path, options: RunOptions) -> SubmittedRun:
     """Write a run as the server's app reads it."""
-    logs = [one.folder.absolute() for one in stage.callbacks if _is_log(one)]
+    logs = [one.folder.absolute() for one in options.callbacks if _is_log(one)]
     submission = Submission(
         spec=spec.to_dict(), label=spec.label, folder=path.absolute(), terms=read_terms(federation.folder),
-        allow=sorted(spec.allow), keys=federation.fingerprints, chunk=stage.chunk, memory=stage.memory, keep=stage.keep,
-        tensorboard=logs[0] if logs else None,
+        allow=sorted(spec.allow), keys=federation.fingerprints, chunk=options.chunk, memory=options.memory,
+        keep=options.keep, tensorboard=logs[0] if logs else None,
     )  # fmt: skip
     if spec.dataset.name != "nodes":  # nodes make only data that is described in this folder, not by the server
         write_folder(federation.presets, {f"{spec.hash}.toml": spec.to_toml().encode()})
@@ -94,9 +94,9 @@ def write_submission(federation: LocalCluster, spec: RunSpec, path: Path, stage:
 class _Follower:
     """What is known about a submitted run while it is waited for."""
 
-    def __init__(self, federation: LocalCluster, submitted: SubmittedRun, path: Path, stage: RunOptions) -> None:
-        self.federation, self.submitted, self.path, self.stage = federation, submitted, path, stage
-        self.listeners = [one for one in stage.callbacks if not isinstance(one, Callback)]
+    def __init__(self, federation: LocalCluster, submitted: SubmittedRun, path: Path, options: RunOptions) -> None:
+        self.federation, self.submitted, self.path, self.options = federation, submitted, path, options
+        self.listeners = [one for one in options.callbacks if not isinstance(one, Callback)]
         self.reported = len(RunFolder(path).records())
         self.watched = self.checked = time.monotonic()
         self.lost: float | None = None  # since when there is no SuperLink

@@ -25,7 +25,7 @@ class CannotStack(RuntimeError):
 
 
 def statistics_of(net: nn.Module) -> dict[str, Tensor]:
-    """Return the running statistics that training updates, by name: not those of layers whose parameters are frozen."""
+    """Return the running statistics that training updates, by name; layers with frozen parameters are left out."""
     found: dict[str, Tensor] = {}
     for name, part in net.named_modules():
         if getattr(part, "running_mean", None) is None:

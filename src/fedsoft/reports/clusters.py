@@ -37,7 +37,7 @@ def profile_tables(group: Group, most: int = 5) -> list[Table]:
     if not rows:
         return []
     classes = group.first.scores.higher_is_better
-    told = "differs on" if classes else "differs by"
+    differs = "differs on" if classes else "differs by"
     notes = (
         "Differs on: the share of points for which it predicts another class than all centers together."
         if classes
@@ -46,7 +46,7 @@ def profile_tables(group: Group, most: int = 5) -> list[Table]:
         f"{'log-odds' if classes else 'prediction'}, or how much more often a class is predicted.",
     )
     columns = (
-        Column("center", numeric=False), Column("clients"), Column("share"), Column(told),
+        Column("center", numeric=False), Column("clients"), Column("share"), Column(differs),
         Column("told by", numeric=False, wrap=True), Column("typical clients", numeric=False, wrap=True),
     )  # fmt: skip
     return [Table("profiles-table", "What tells the centers apart", columns, tuple(rows), notes)]

@@ -12,8 +12,9 @@ from rich.text import Text
 from fedsoft.evaluation.values import Scores
 from fedsoft.reports.clusters import evidence_of
 from fedsoft.reports.common_sections import cost_table
-from fedsoft.reports.compare_page import courses, personal_bars, quality_table
 from fedsoft.reports.measures import Measured
+from fedsoft.reports.method_figures import courses, personal_bars
+from fedsoft.reports.method_table import quality_table
 from fedsoft.reports.numbers import several, unit
 from fedsoft.reports.page import Axis, Cell, Figure, Panel
 from fedsoft.reports.pictures import draw

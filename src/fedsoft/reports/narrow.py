@@ -36,7 +36,7 @@ class NarrowingTable(Table):
 
 
 def _broken(column: Column, room: int, lines: int) -> Column:
-    """Return a column with its heading on so many lines, as narrow as that goes; `room`: of its widest cell."""
+    """Return a column with its heading on `lines` lines, as narrow as possible; `room`: of its widest cell."""
     head = str(column.header)
     if lines == 1 or not column.no_wrap or len(head) <= room:
         return column

@@ -105,17 +105,17 @@ WITHHELD = "the effective number of clients of a center is below privacy.floor"
 
 
 def _warnings(group: Group) -> list[Block]:
-    """Return what there is to say of centers that collapsed, of privacy, and of clients that stand out."""
+    """Return verdicts on centers that collapsed, on privacy, and on clients that stand out."""
     found: list[Block] = []
     for run in group.runs:
         seed = f" (seed {run.spec.seed})" if len(group.runs) > 1 else ""
         spent = run.records[-1].privacy if run.records else None
         notices = [*warnings(run.records), *exclusions(run.records), *members(run.records), *drift(run.records)]
         hidden = withheld_centers(run.spec, run.records).values()
-        told = [(notice.sentence, *RULES[notice.kind]) for notice in notices]
-        told += [(f"Privacy of {text}", PRIVACY, None) for text in statements(spent)]
-        told += [(capital(text), WITHHELD, None) for text in hidden]
-        found += [Verdict(f"{sentence}{seed}.", rule, holds, (run.ref,)) for sentence, rule, holds in told]
+        claims = [(notice.sentence, *RULES[notice.kind]) for notice in notices]
+        claims += [(f"Privacy of {text}", PRIVACY, None) for text in statements(spent)]
+        claims += [(capital(text), WITHHELD, None) for text in hidden]
+        found += [Verdict(f"{sentence}{seed}.", rule, holds, (run.ref,)) for sentence, rule, holds in claims]
     return found
 
 

@@ -89,7 +89,7 @@ HEADS = {
 }  # what a notice begins with; others are warnings
 
 
-def _told(notices: Sequence[Notice]) -> list[Text]:
+def _yellow(notices: Sequence[Notice]) -> list[Text]:
     return [Text(f"{HEADS.get(notice.kind, 'Warning')}: {notice.text}", style="yellow") for notice in notices]
 
 
@@ -118,10 +118,9 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         if (problem := folder.diverged) is not None:
             left = Text(f"diverged {where}: {problem}", style="yellow")
         else:
-            far = (folder.path / "federation.json").exists()
-            way = "the command that began it" if far else f"fedsoft resume {folder.name}"
+            way = "the command that began it" if folder.at_nodes else f"fedsoft resume {folder.name}"
             left = Text(f"stopped {where}: go on with {way}")
-        return Group(head, left, *_told([*silence(records), *exclusions(records)]), _cost(records), *_kept(folder))
+        return Group(head, left, *_yellow([*silence(records), *exclusions(records)]), _cost(records), *_kept(folder))
     hidden = withheld_centers(spec, records)
     run = Finished(folder, spec, without_centers(scores, hidden), records, folder.info)
     parts: list[RenderableType] = [head]
@@ -129,18 +128,18 @@ def run_view(folder: RunFolder, starred: bool = False) -> RenderableType:
         parts.append(Text(f"Data: {run.info.about}"))
     parts.append(Text())
     one = Seeds("", (run,))
-    told = (*(() if scores.sources else profile_tables(one, most=3)), *variance_tables(one))
-    for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False), *told):
+    about = (*(() if scores.sources else profile_tables(one, most=3)), *variance_tables(one))
+    for table in (*cluster_models(one), personal_table(one), *metric_tables(one, clients=False), *about):
         if isinstance(table, page.Table):
             parts += [shown(table, _title(table, scores.metric, starred), starred), Text()]
     if scores.recovery is not None:
         parts.append(_mixtures(scores))
     if scores.prior is not None:
         parts += [Text(capital(sentence)) for sentence in scores.prior.sentences]
-    parts += _told([*warnings(records), *of_scores(scores)])
+    parts += _yellow([*warnings(records), *of_scores(scores)])
     parts += [Text(f"Withheld: {text}", style="yellow") for text in hidden.values()]
     parts += [Text(f"Privacy: {text}") for text in statements(records[-1].privacy if records else None)]
-    parts += _told([*exclusions(records), *members(records), *drift(records)])
+    parts += _yellow([*exclusions(records), *members(records), *drift(records)])
     if state_of(folder) == BUDGET:
         parts.append(Text(f"Ended by its budget, after {len(records)} of at most {spec.rounds} rounds"))
     parts += [Text(text) for text in (*_ended(folder, records), *_parent(folder))]

@@ -44,8 +44,8 @@ class TuningReport(StudyResult):
     def sentences(self) -> list[str]:
         edge = [label for label in self.best if self.tuning.at_the_edge(label)]
         lost = [t.label for t in self.tuning.trials if t.label not in self.best]
-        told = [f"the best of {', '.join(edge)} is at the edge of what was tried: try more"] if edge else []
-        return told + [f"{label}: every trial failed" for label in dict.fromkeys(lost)]
+        edges = [f"the best of {', '.join(edge)} is at the edge of what was tried: try more"] if edge else []
+        return edges + [f"{label}: every trial failed" for label in dict.fromkeys(lost)]
 
     def rows(self) -> list[dict[str, Any]]:
         return [

@@ -19,7 +19,7 @@ def page_of(groups: Sequence[Group], made_by: str = "") -> Page:
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Write `NAME.html`, `NAME.md` and the folder `NAME-data`, no file ever half written; what was written."""
+    """Write `NAME.html`, `NAME.md` and the folder `NAME-data`, each file whole or not at all; return their paths."""
     if out.suffix != ".html" or out.is_dir():
         raise InputError(f"--out '{out}' is not allowed: should be the name of a file that ends in .html")
     data = out.with_name(f"{out.stem}-data")

@@ -24,7 +24,7 @@ COLUMNS = ("algorithm", "dataset")  # their names
 
 
 def apart(specs: Sequence[RunSpec], noted: Sequence[Settings | None] = ()) -> list[Settings]:
-    """Return for each run the settings that are not those of its preset.
+    """Return for each run the settings that differ from its preset.
 
     A run of a file is compared with those that have the same label: the file may be gone.
 
@@ -45,7 +45,7 @@ def apart(specs: Sequence[RunSpec], noted: Sequence[Settings | None] = ()) -> li
 
 
 def from_preset(spec: RunSpec) -> Settings | None:
-    """Return the settings that are not those of its preset; None for a run that was not made of one.
+    """Return the settings that differ from its preset; None for a run that was not made of one.
 
     A run notes it when it begins: what the preset means by then is known without importing its parts.
     """
@@ -111,7 +111,7 @@ def _flat(spec: RunSpec) -> Settings:
 
 
 def _defaults(key: str, part: Part, base: RunSpec) -> Settings:
-    """Return the settings that a part gets in place of that of the preset when none are given."""
+    """Return the settings of a part that takes the place of the preset's own, where none are given."""
     try:
         taken = carried(base.algorithm.settings, part.name) if key == "algorithm" else {}
     except InputError:  # code that is not allowed: all that is known of it is what the run says

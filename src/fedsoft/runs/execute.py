@@ -68,7 +68,7 @@ def execute(
                 if seen is None:
                     watch.start(saving.run, spec.rounds)
                     seen = saving.run.rounds
-                return folder, _carried(spec, saving, options, watch, seen)
+                return folder, _play_and_save(spec, saving, options, watch, seen)
             except WorkerLost as lost:
                 seen = len(folder.records())
                 restarts.after(lost, seen)
@@ -84,7 +84,7 @@ def execute(
                 raise
 
 
-def _carried(spec: RunSpec, saving: Saving, options: RunOptions, watch: Watch, seen: int) -> bool:
+def _play_and_save(spec: RunSpec, saving: Saving, options: RunOptions, watch: Watch, seen: int) -> bool:
     """Play and save the rounds that are left; True when the run is finished, False when it was stopped.
 
     Callbacks have seen the first `seen` rounds.
@@ -159,7 +159,7 @@ def _opened(spec: RunSpec, folder: RunFolder, options: RunOptions, again: bool) 
     over = not again and folder.scores() is not None
     if over and not reads_files(spec):
         return None
-    if not over and (folder.path / "federation.json").exists() and isinstance(options.engine, str):
+    if not over and folder.at_nodes and isinstance(options.engine, str):
         raise StoreError(
             f"the clients of run '{folder.name}' keep their state at nodes: go on with the command that "
             "began it (fedsoft run --engine flower, or fedsoft flower run)"

@@ -10,6 +10,7 @@
     diverged.json        why it ended before its time, where training diverged
     outcome.json         scores of each client, and what new clients are compared with: written at the end
     scores.json          written at the end
+    federation.json      what nodes know the run by, where clients are at nodes of a federation
     figure.png           written at the end
 
 Whole files are written beside their place, synced and renamed over it. `rounds.jsonl` grows by lines, which are synced
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 DIVERGED = "diverged.json"
 OUTCOME = "outcome.json"
+AT_NODES = "federation.json"
 DAMAGED = "damaged-"  # begins the name of a state that was set aside
 
 
@@ -76,7 +78,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder."""
+    """The folder of one run: everything that is read from it and written into it."""
 
     path: Path
 
@@ -123,7 +125,7 @@ class RunFolder:
 
     @property
     def recorded(self) -> RunSpec:
-        """The same for those who only show it: its parts are not imported, nor compared with those of this version."""
+        """The same, only to be shown: its parts are neither imported nor compared with what this version has."""
         return self._spec((), "record")
 
     def _spec(self, allow: Collection[str], source: Source) -> RunSpec:
@@ -178,6 +180,11 @@ class RunFolder:
         """Why training diverged, in one sentence; None where it did not."""
         path = self.path / DIVERGED
         return read_typed(path, lambda content: str(content.get("problem", ""))) if path.exists() else None
+
+    @property
+    def at_nodes(self) -> bool:
+        """Whether the clients keep their state at nodes of a federation."""
+        return (self.path / AT_NODES).exists()
 
     def checkpoint(self, rounds: int | None = None) -> Checkpoint | None:
         """Return the last saved state, or the one kept after `rounds` rounds, checked; None before the first."""

@@ -60,7 +60,7 @@ def load(
     point = _point(folder, round, None if outcome is None else outcome.rounds)
     if point is None and len(records) > 1:
         raise StoreError(f"'{folder.path / 'state.safetensors'}' is missing: the run cannot be resumed without it")
-    engine.at_hand = not (folder.path / "federation.json").exists()
+    engine.at_hand = not folder.at_nodes
     state, done = restored(point, engine)
     run = Run(federation, engine, state, folder.log.until(done), plan=plan_of(changed, options), spec=spec)
     if outcome is not None and outcome.rounds == done:

@@ -50,7 +50,7 @@ class Origin:
         depends on the run that it continues.
         """
         folder, spec = self.folder, self.folder.spec(allow)
-        if (folder.path / "federation.json").exists():
+        if folder.at_nodes:
             raise InputError(f"the clients of run '{folder.name}' keep their state at nodes: it cannot go on from here")
         if (problem := folder.diverged) is not None:
             raise InputError(f"run '{folder.name}' diverged, and would again: {problem}")

@@ -24,7 +24,6 @@ from fedsoft.runs.spec import RunSpec
 from fedsoft.runs.user_code import digests
 from fedsoft.safety.conditions import Conditions
 from fedsoft.training import FitOptions, Limit, Plan
-from fedsoft.training.fit import fit as fit_once
 
 
 @dataclass(repr=False)
@@ -99,10 +98,20 @@ def fit(
     conditions: Conditions | None = None,
     options: FitOptions | None = None,
 ) -> Run:
+    """Train, and return the run.
+
+    Arguments:
+        algorithm: for instance `FedSoft(S=2, K=60)`.
+        federation: the clients, for instance `Federation.from_clients([(x, y), ...])`.
+        model: `models.linear()`, `models.mlp()`, a `torch.nn.Module` or a function that makes one, or
+            `models.module(...)`.
+        rounds: communication rounds T, or a `Limit` that also bounds client work or bytes.
+        solver: what clients solve their problem with; default: `Adam()`.
+        seed: of all draws of the run.
+        conditions: what clients may do, and what is done about it: dropout, attacks, aggregators, guards, privacy.
+        options: how it is computed: device, workers, memory, engine, precision; and `callbacks`.
+    """
     plan = Plan.of(
         algorithm, model, rounds=rounds, solver=solver, seed=seed, conditions=conditions, options=options
     )  # fmt: skip
     return training.train(plan, federation, partial(Run, plan=plan))
-
-
-fit.__doc__ = fit_once.__doc__

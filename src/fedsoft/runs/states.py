@@ -16,7 +16,7 @@ NO_RUN = "it is not the folder of a fedsoft run"
 
 @dataclass(frozen=True)
 class Found:
-    """What a run can be resumed from: the last good state, None before the first, and what there is to say about it."""
+    """What a run can be resumed from: the last good state, None before the first, and what is noted about it."""
 
     point: Checkpoint | None
     is_last: bool = False  # it is the one that was saved last, at its place

@@ -51,8 +51,8 @@ class Facts:
         if not found:
             return Facts(refused)
         norms = {name: np.concatenate([facts.norms[name] for facts in found]) for name in found[0].norms}
-        told = [facts.clusters for facts in found if facts.clusters is not None]
-        return Facts(refused, norms, np.concatenate(told) if len(told) == len(found) else None)
+        known = [facts.clusters for facts in found if facts.clusters is not None]
+        return Facts(refused, norms, np.concatenate(known) if len(known) == len(found) else None)
 
     @property
     def bytes(self) -> int:
@@ -63,7 +63,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Guards:
-    """What is accepted.
+    """What is accepted of the replies of clients.
 
     Arguments:
         size: parameters of the model.
@@ -126,8 +126,8 @@ class Guards:
                 middle, usual = _middle(norms[members]), _middle(each[members])
                 far = (norms > self.norm * middle) & (each > self.norm * usual) & members
                 for row in np.flatnonzero(far) if middle > 0 else ():
-                    told = f"the norm of '{name}' is {norms[row] / middle:.1f} times the median{whose}"
-                    found.setdefault(int(row), Refusal(Reason.NORM, told))
+                    text = f"the norm of '{name}' is {norms[row] / middle:.1f} times the median{whose}"
+                    found.setdefault(int(row), Refusal(Reason.NORM, text))
         return found
 
 
@@ -136,12 +136,12 @@ def _clusters(reply: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> np.ndar
     for name, value in reply.items():
         if kinds[name] is Kind.CHOICE:
             return value.cpu().numpy()
-    told = next((value for name, value in reply.items() if kinds[name] is Kind.MIXTURE), None)
-    return None if told is None else told.argmax(1).cpu().numpy()
+    mixture = next((value for name, value in reply.items() if kinds[name] is Kind.MIXTURE), None)
+    return None if mixture is None else mixture.argmax(1).cpu().numpy()
 
 
 def _groups(accepted: np.ndarray, clusters: np.ndarray | None) -> list[tuple[np.ndarray, str]]:
-    """Who is compared with whom: clusters of a few clients at least; those of smaller ones with everybody."""
+    """Return who is compared with whom: clients of a cluster, and those of all small clusters together."""
     if accepted.sum() < 2:
         return []
     if clusters is None:

@@ -21,12 +21,19 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
 from fedsoft.clusters.collapse import use_of
 from fedsoft.errors import InputError
+from fedsoft.safety.accountant import (
+    centers_epsilon,
+    check_accountant,
+    gaussian_epsilon,
+    gaussian_noise,
+    shares_epsilon,
+)
 from fedsoft.settings import settings
 
 if TYPE_CHECKING:
@@ -37,7 +44,6 @@ if TYPE_CHECKING:
     from fedsoft.secure.distributed import Mechanism
 
 LEAST_CLIP = 1e-30  # near the smallest numbers that there are, rounding would make long what was clipped
-ORDERS = [*range(2, 65), 80, 96, 128, 192, 256]  # of Renyi divergences, for draws without replacement
 
 
 class Released(NamedTuple):
@@ -120,44 +126,18 @@ class Privacy:
         `plain_mean`: whether neither an aggregator nor a guard is in use; `secure`: whether clients add the noise of
         centers, in shares.
         """
-        from fedsoft.core.metrics import squared_loss
-
-        kind = type(algorithm).__name__
-        for clip, noise in (("clip", "noise"), ("update_clip", "update_noise")):
-            limit, std = getattr(self, clip), getattr(self, noise)
-            if (limit > 0) != (std > 0):
-                raise InputError(
-                    f"privacy.{clip} = {limit} and privacy.{noise} = {std} are not allowed: should both be above "
-                    "0, or both 0"
-                )
-            if 0 < limit < LEAST_CLIP:
-                raise InputError(f"privacy.{clip} = {limit} is not allowed: should be at least {LEAST_CLIP:g}, or 0")
-        if self.update_noise and algorithm.means(clients) is None and not algorithm.counting:
+        kind, means = type(algorithm).__name__, algorithm.means(clients)
+        self._check_pairs()
+        if self.update_noise and means is None and not algorithm.counting:
             raise InputError(
                 f"privacy.update_noise = {self.update_noise} is not allowed for {kind}: should be 0, since it is "
                 "stated for clients that send one model and at most their mixture (FedSoft, FedAvg, FedProx)"
             )
-        if self.counts and (not algorithm.counting or (model.loss is squared_loss and algorithm.counting > 1)):
-            raise InputError(
-                f"privacy.counts = {self.counts} is not allowed for this {kind}: should be 0, since it is stated for "
-                "clients that count points (FedSoft with weights = hard, or soft without squared loss)"
-            )
-        if self.counts and model.local_statistics:
-            raise InputError(
-                f"privacy.counts = {self.counts} is not allowed with statistics = 'local': should be 0, or statistics "
-                "'averaged', since statistics of all points of a client let one point change where others are counted"
-            )
-        if self.clip and secure and not algorithm.weighs and algorithm.means(clients) is None:
-            raise InputError(
-                f"privacy.clip = {self.clip} is not allowed for this {kind} with secure = true: should be 0, since it "
-                "is stated where clients send one model each and nothing else (FedAvg, FedProx; FedSoft with K = all, "
-                "IFCA and HypCluster, if they begin at drawn centers and keep them)"
-            )
-        if self.clip and secure and (self.counts or self.update_noise):
-            raise InputError(
-                "privacy.clip with secure = true goes without privacy.counts and privacy.update_noise: leave them out"
-            )
-        if self.clip and not secure and algorithm.means(clients) is None:
+        if self.counts:
+            self._check_counts(kind, algorithm, model)
+        if self.clip and secure:
+            self._check_shares(kind, stated=algorithm.weighs or means is not None)
+        elif self.clip and means is None:
             raise InputError(
                 f"privacy.clip = {self.clip} is not allowed for this {kind}: should be 0, since it is stated for "
                 "centers that are means over a fixed number of clients (FedSoft with a number K, replacement = false, "
@@ -170,6 +150,48 @@ class Privacy:
             )
         if self.hides:
             check_accountant()
+
+    def _check_pairs(self) -> None:
+        """Raise for a limit without noise, or noise without a limit."""
+        for clip, limit, noise, std in (
+            ("clip", self.clip, "noise", self.noise),
+            ("update_clip", self.update_clip, "update_noise", self.update_noise),
+        ):
+            if (limit > 0) != (std > 0):
+                raise InputError(
+                    f"privacy.{clip} = {limit} and privacy.{noise} = {std} are not allowed: should both be above "
+                    "0, or both 0"
+                )
+            if 0 < limit < LEAST_CLIP:
+                raise InputError(f"privacy.{clip} = {limit} is not allowed: should be at least {LEAST_CLIP:g}, or 0")
+
+    def _check_counts(self, kind: str, algorithm: Algorithm, model: Model) -> None:
+        """Raise where noise on counts hides nothing that can be stated."""
+        from fedsoft.core.metrics import squared_loss
+
+        if not algorithm.counting or (model.loss is squared_loss and algorithm.counting > 1):
+            raise InputError(
+                f"privacy.counts = {self.counts} is not allowed for this {kind}: should be 0, since it is stated for "
+                "clients that count points (FedSoft with weights = hard, or soft without squared loss)"
+            )
+        if model.local_statistics:
+            raise InputError(
+                f"privacy.counts = {self.counts} is not allowed with statistics = 'local': should be 0, or statistics "
+                "'averaged', since statistics of all points of a client let one point change where others are counted"
+            )
+
+    def _check_shares(self, kind: str, *, stated: bool) -> None:
+        """Raise where clients add the noise of centers and nothing is `stated`, or other noise stands beside it."""
+        if not stated:
+            raise InputError(
+                f"privacy.clip = {self.clip} is not allowed for this {kind} with secure = true: should be 0, since it "
+                "is stated where clients send one model each and nothing else (FedAvg, FedProx; FedSoft with K = all, "
+                "IFCA and HypCluster, if they begin at drawn centers and keep them)"
+            )
+        if self.counts or self.update_noise:
+            raise InputError(
+                "privacy.clip with secure = true goes without privacy.counts and privacy.update_noise: leave them out"
+            )
 
     @property
     def hides(self) -> bool:
@@ -207,71 +229,11 @@ class Privacy:
         return counts + (released.updates / self.update_noise**2 if self.update_noise else 0.0)
 
 
-# --- accounting -------------------------------------------------------------------------------------------------------
-
-
-def check_accountant() -> None:
-    """Raise unless the accountant is installed."""
-    _accountant()
-
-
-def _accountant() -> Any:
-    try:
-        import dp_accounting
-    except ModuleNotFoundError as error:
-        if error.name != "dp_accounting":
-            raise
-        raise InputError('[privacy] needs a package that is not installed: pip install "fedsoft[privacy]"') from None
-    return dp_accounting
-
-
-@functools.cache
-def gaussian_epsilon(noise: float, delta: float, times: float = 1) -> float:
-    """Return epsilon of this many Gaussian mechanisms, `noise` being each std in units of its sensitivity.
-
-    Together they are exactly one of noise / sqrt(times), even when each depends on the results of the others.
-    """
-    return float(_accountant().get_epsilon_gaussian(noise / math.sqrt(times), delta)) if times else 0.0
-
-
-@functools.cache
-def centers_epsilon(noise: float, delta: float, times: int, means: Means, clients: int) -> float:
-    """Return epsilon of this many releases of centers.
-
-    Clients drawn uniformly without replacement gain from the sampling (Renyi accountant, replace-one). FedSoft draws by
-    v_sk, which depends on the clients' data: nothing is gained from the draw, so the guarantee holds for a client that
-    is drawn in every round.
-    """
-    plain = gaussian_epsilon(noise, delta, times)
-    if not (times and means.uniform and means.members < clients):
-        return plain
-    dp = _accountant()
-    from dp_accounting import rdp
-
-    accountant = rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
-    drawn = dp.SampledWithoutReplacementDpEvent(clients, means.members, dp.GaussianDpEvent(noise))
-    accountant.compose(drawn, times)
-    return min(plain, float(accountant.get_epsilon(delta)))
-
-
-@functools.cache
-def shares_epsilon(mechanism: Mechanism, delta: float, times: int) -> float:
-    """Return epsilon of this many releases of sums that clients hide together; nothing is gained from draws."""
-    if not times:
-        return 0.0
-    _accountant()
-    from dp_accounting import rdp
-
-    from fedsoft.secure import distributed
-
-    return float(rdp.compute_epsilon(distributed.ORDERS, (times * mechanism.divergences).tolist(), delta)[0])
-
-
 def noise_for(epsilon: float, delta: float, times: int) -> float:
     """Return the noise, in units of the sensitivity, for which this many Gaussian mechanisms have this epsilon."""
     if not epsilon > 0 or not 0 < delta < 1 or times < 1:
         raise InputError(f"epsilon = {epsilon}, delta = {delta}, times = {times}: should be above 0, below 1, above 0")
-    return float(_accountant().get_sigma_gaussian(epsilon, delta)) * math.sqrt(times)
+    return gaussian_noise(epsilon, delta) * math.sqrt(times)
 
 
 # --- what is published ------------------------------------------------------------------------------------------------

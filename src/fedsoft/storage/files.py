@@ -20,7 +20,7 @@ SIZES = {b",": 40, b":": 40, b"[": 90, b"{": 200}  # the memory that goes with e
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, without ever waiting for a pipe; return its handle."""
+    """Open a regular file for reading, and never wait for a pipe; return its handle."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

@@ -16,7 +16,7 @@ SPACE = " \t\n\r"
 
 
 def members(path: Path, inside: str, most: int) -> Iterator[tuple[str | None, str, Any]]:
-    """Yield the members of the object in a file, and in place of the member `inside` those of its object.
+    """Yield the members of the object in a file; in place of the member `inside`, the members of that object.
 
     Each is given as (`inside` or None, name, value). Raise ValueError for what is not JSON, and for a value that would
     take more than `most` bytes of memory.

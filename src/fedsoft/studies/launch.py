@@ -42,6 +42,6 @@ def resume(
 def _submit(spec: RunSpec, path: Path, options: RunOptions) -> tuple[RunFolder, bool]:
     if find_spec("flwr") is None:
         raise not_installed("flower")
-    from fedsoft.flower.submit import carry_out
+    from fedsoft.flower.submit import submit
 
-    return carry_out(spec, path, options)
+    return submit(spec, path, options)

@@ -243,7 +243,7 @@ class _Here:
             left = [one for one in specs if one not in endings]
             report: Listener = lambda record, left=left: self.watch.report(left)  # noqa: E731
             options = replace(self.options, callbacks=[report, *self.options.callbacks])
-            endings[path] = _carry_out(spec, path, options)
+            endings[path] = _run_to_its_end(spec, path, options)
             if endings[path].how is Ended.STOPPED:
                 break
             self.watch.report([one for one in specs if one not in endings])
@@ -283,10 +283,10 @@ def _prepare(stop: Event, parent: int) -> None:
 
 def _work(text: str, label: str, allow: list[str], path: Path, options: RunOptions) -> Ending:
     spec = RunSpec.from_dict(toml(text), label, allow=allow, source="saved")  # it was checked when it was read
-    return _carry_out(spec, path, replace(options, should_stop=_should_stop))
+    return _run_to_its_end(spec, path, replace(options, should_stop=_should_stop))
 
 
-def _carry_out(spec: RunSpec, path: Path, options: RunOptions) -> Ending:
+def _run_to_its_end(spec: RunSpec, path: Path, options: RunOptions) -> Ending:
     from fedsoft.studies.launch import launch
 
     try:

@@ -22,7 +22,7 @@ RATES = (0.3, 1.0, 3.0, 10.0)  # times the preset's
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried.
+    """The settings that a search tries.
 
     Arguments:
         rates, epochs: learning rates and numbers of local epochs; every combination is tried.

@@ -9,24 +9,19 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import nn
 
-from fedsoft.core.contract import Algorithm, State
+from fedsoft.core.contract import State
 from fedsoft.core.federation import Federation
-from fedsoft.core.local_solve import Solver
-from fedsoft.core.model import Builder, Model
 from fedsoft.engine.base import Engine
 from fedsoft.errors import InputError, WorkerLost
 from fedsoft.machine.threads import one_thread
-from fedsoft.safety.conditions import Conditions
 from fedsoft.training.callbacks import BestRound, Callback, EarlyStopping, Listener, Progress, Watch
 from fedsoft.training.membership import check_same_kind, membership
 from fedsoft.training.notices import Kind, collapse, silence, unheard
-from fedsoft.training.options import FitOptions
 from fedsoft.training.plan import Plan
 from fedsoft.training.prepare import remarks
 from fedsoft.training.records import RoundRecord
-from fedsoft.training.rounds import Change, Limit, Restarts, play
+from fedsoft.training.rounds import Change, Restarts, play
 from fedsoft.training.run import Run
 from fedsoft.training.snapshot import Snapshot
 
@@ -47,36 +42,6 @@ class Beginning:
     state: Callable[[], State]
     history: Sequence[RoundRecord]
     change: Change | None = None
-
-
-def fit(
-    algorithm: Algorithm,
-    federation: Federation,
-    model: Builder | Model | nn.Module | Callable[[], nn.Module],
-    *,
-    rounds: int | Limit,
-    solver: Solver | None = None,
-    seed: int = 0,
-    conditions: Conditions | None = None,
-    options: FitOptions | None = None,
-) -> Run:
-    """Train, and return the run.
-
-    Arguments:
-        algorithm: for instance `FedSoft(S=2, K=60)`.
-        federation: the clients, for instance `Federation.from_clients([(x, y), ...])`.
-        model: `models.linear()`, `models.mlp()`, a `torch.nn.Module` or a function that makes one, or
-            `models.module(...)`.
-        rounds: communication rounds T, or a `Limit` that also bounds client work or bytes.
-        solver: what clients solve their problem with; default: `Adam()`.
-        seed: of all draws of the run.
-        conditions: what clients may do, and what is done about it: dropout, attacks, aggregators, guards, privacy.
-        options: how it is computed: device, workers, memory, engine, precision; and `callbacks`.
-    """
-    plan = Plan.of(
-        algorithm, model, rounds=rounds, solver=solver, seed=seed, conditions=conditions, options=options
-    )  # fmt: skip
-    return train(plan, federation, Run)
 
 
 def train(plan: Plan, federation: Federation, make: Callable[..., R]) -> R:
@@ -133,7 +98,7 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
     shown = [Progress()] if options.progress or (options.progress is None and Progress.is_wanted()) else []
     watch, restarts = Watch([*watched(options.callbacks), *shown]), Restarts(engine)
     run: R | None = None
-    seen, told = len(before), set[tuple[Kind, str]]()
+    seen, warned = len(before), set[tuple[Kind, str]]()
     try:
         while True:
             try:
@@ -151,7 +116,7 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
                     if run.rounds > seen:  # played again after a loss, it is the same
                         seen = run.rounds
                         watch.round(run, record)
-                        _warn(run, told)
+                        _warn(run, warned)
                 for notice in silence(run.history) if unheard(run.history) else ():
                     LOG.warning(notice.text)
                 run.ended_by = watch.by
@@ -163,9 +128,9 @@ def _played(plan: Plan, make: Callable[..., R], federation: Federation, engine: 
         watch.close()
 
 
-def _warn(run: Run, told: set[tuple[Kind, str]]) -> None:
+def _warn(run: Run, warned: set[tuple[Kind, str]]) -> None:
     """Say once what is wrong with a center."""
     for notice in collapse(run.history):
-        if notice.key not in told:
-            told.add(notice.key)
+        if notice.key not in warned:
+            warned.add(notice.key)
             LOG.warning("after round %d %s", run.rounds, notice.text)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsoft.clusters.initial import age_of
 from fedsoft.core.batches import Problem
 from fedsoft.core.class_weight_choice import ClassWeights
 from fedsoft.core.class_weights import fixed_weights
@@ -117,7 +118,7 @@ def prepare(
 
 
 def remarks(engine: Engine, federation: Federation) -> list[str]:
-    """Return what is worth a word before the first round: too few clients for the centers, centers without a
+    """Return remarks to make before the first round: too few clients for the centers, centers without a
     difference, or probabilities where the loss takes logits."""
     clients, S, found = len(engine.names), engine.algorithm.center_count, []
     if S > clients:
@@ -126,7 +127,7 @@ def remarks(engine: Engine, federation: Federation) -> list[str]:
     if S > 1 and _draws_are_equal(engine.model):
         with torch.no_grad(), one_thread():
             state = engine.initial_state()
-        if "age" not in state.extra and len(state.centers.unique(dim=0)) < len(state.centers):
+        if age_of(state, 0) >= 0 and len(state.centers.unique(dim=0)) < len(state.centers):
             found.append(f"the {S} centers start as copies of each other, since all draws of this model are the same")
     if engine.model.loss is cross_entropy and _gives_probabilities(engine.model, federation):
         found.append(
@@ -170,7 +171,7 @@ def _check_counts(training: Training, federation: Federation) -> None:
 
 
 def _backend(backend: str, device: str) -> str:
-    """What is written by hand is written for the CPU; elsewhere large stacks are what is fast."""
+    """Return the backend: the ones written by hand are for the CPU, elsewhere large stacks are fast."""
     return "stacked" if backend == "auto" and device != "cpu" else backend
 
 
@@ -203,7 +204,7 @@ def check_device(device: str) -> None:
 
 
 def _try_out(training: Training, federation: Federation) -> None:
-    """Solve one tiny problem, so that what cannot work is said before a run begins."""
+    """Solve one tiny problem, so that what cannot work raises before a run begins."""
     data, solver = ClientData.concat([few_points(federation)]), training.solver
     w = training.model.draw(generator(0, "try"))[None]
     problem = Problem(training.model, data, None, None, lambda: Draws(0, "try", names=("0",)))

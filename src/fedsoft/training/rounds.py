@@ -107,10 +107,9 @@ def play(
         with torch.no_grad(), one_thread():
             began = time.perf_counter()
             engine.recall(history[-1].notes if history else {})
-            engine.begin_round(state, t, last)
-            new, notes = engine.algorithm.round(state, t, engine)
+            new, notes = engine.round(state, t, last)
             seconds = round(time.perf_counter() - began, 6)
-            known = _noted(engine, notes | engine.round_notes(), history[-1] if history else None)
+            known = _noted(engine, notes, history[-1] if history else None)
             state, changed = watch(new, state, engine.sizes)
             if (u := state.mixture) is not None and u.shape[1] > 1:
                 known |= use_of(state.centers, u, engine.sizes)
@@ -123,11 +122,7 @@ def play(
             names = [federation.names[k] for k in changed]
             record = RoundRecord(round=t + 1, last=last, seconds=seconds, changed=names, **known)
             if engine.conditions.attack is None:  # what malicious clients do is no fault of the rate
-                before = next((errors for errors in map(_errors, history) if errors), None)
-                errors = _errors(record) or _on_all(engine, federation, state, wanted=last or not history)
-                if not history and errors:
-                    before = _on_all(engine, federation, engine.initial_state(), wanted=True)
-                _grown(engine, before, errors, record.round)
+                _check_growth(engine, federation, state, record, history)
         history.append(record)
         yield state, record
 
@@ -159,14 +154,20 @@ def _scored(engine: Engine, federation: Federation, state: State, fractions: Ten
     return {"centers": view.centers, "weights": view.weights or [], "best": [best(column) for column in columns]}
 
 
-def _grown(engine: Engine, before: Sequence[float] | None, errors: Sequence[float], t: int) -> None:
+def _check_growth(
+    engine: Engine, federation: Federation, state: State, record: RoundRecord, history: Sequence[RoundRecord]
+) -> None:
     """Raise when the error of a center has grown beyond all bounds: it diverges, though its numbers are finite.
 
-    Arguments:
-        before: the errors of the centers as they were drawn, or after the first round; None where they are not known.
-        errors: those after round `t`.
+    It is compared with the centers as they were drawn, or else as they were first scored.
     """
-    first = [error for error in before or () if math.isfinite(error)]
+    t, errors = record.round, _errors(record)
+    if not errors and (record.last or not history):
+        errors = _on_all(engine, federation, state)
+    before = next((found for found in map(_errors, history) if found), [])
+    if not history and errors:
+        before = _on_all(engine, federation, engine.initial_state())
+    first = [error for error in before if math.isfinite(error)]
     if engine.model.metric.higher_is_better or not first or not max(first) > 0:
         return
     for s, error in enumerate(errors):
@@ -179,10 +180,10 @@ def _grown(engine: Engine, before: Sequence[float] | None, errors: Sequence[floa
             )
 
 
-def _on_all(engine: Engine, federation: Federation, state: State, *, wanted: bool) -> list[float]:
-    """The error of each center on the points of all clients, where that is `wanted`, and they are here."""
+def _on_all(engine: Engine, federation: Federation, state: State) -> list[float]:
+    """The error of each center on the points of all clients, where they are here."""
     centers = state.centers
-    if not wanted or not len(centers) or not len(federation.train.x) or engine.model.metric.higher_is_better:
+    if not len(centers) or not len(federation.train.x) or engine.model.metric.higher_is_better:
         return []
     u = centers.new_full((len(federation), len(centers)), 1 / len(centers))
     return [use.on_all for use in center_usage(engine.model, centers, u, federation)]
@@ -194,7 +195,7 @@ def _errors(record: RoundRecord) -> list[float]:
 
 
 class Restarts:
-    """Brings back workers that are lost, but not for ever when they are lost again and again."""
+    """Brings back workers that are lost, but gives up where they are lost again and again in one round."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.reached, self.losses = engine, 0, 0

@@ -255,9 +255,9 @@ class Run:
         engine, fed = self.engine, self.federation
         with torch.no_grad(), one_thread():
             scores = score(fed, self.model, self.state.centers, self.weights, train, held_out)
-            told = prior_summary(self.history[: self.at_round], self.model, fed.columns)
+            prior = prior_summary(self.history[: self.at_round], self.model, fed.columns)
             clusters = None if scores.clusters is None else scores.clusters.without(self.withheld)
-            scores = replace(scores, prior=told, clusters=clusters)
+            scores = replace(scores, prior=prior, clusters=clusters)
             if not further:
                 return scores
             each = (engine.personal_metrics(self.state, data, further) for data in (fed.train, fed.held_out))

@@ -39,7 +39,7 @@ class Process:
         return False
 
     def family(self) -> list[psutil.Process]:
-        """Return the process, its descendants, and those of its session whose parents have ended."""
+        """Return the process, its descendants, and processes of its session whose parents have ended."""
         if not self.alive:
             return []
         found = {process for process in psutil.process_iter() if _session(process.pid) == self.pid}

@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import cast
 
 import torch
 
-from fedsoft import plugins
-from fedsoft.core.class_weights import fixed_weights
 from fedsoft.core.client_data import ClientData
-from fedsoft.core.client_metrics import Judged, read_metrics
-from fedsoft.core.contract import State, Training
-from fedsoft.core.federation import Federation
-from fedsoft.engine.client_host import ClientHost, Ticket, chunk_size
-from fedsoft.engine.resources import Resources
+from fedsoft.core.client_metrics import Judged
+from fedsoft.core.contract import State
+from fedsoft.engine.client_host import Ticket
 from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.escape import shown
-from fedsoft.flower.node.client_memory import ClientMemory, Position
+from fedsoft.flower.node.client_memory import Position
 from fedsoft.flower.node.config import NodeConfig
-from fedsoft.flower.node.experiment import Experiment, chain_of, restore
+from fedsoft.flower.node.experiment import Experiment, chain_of
+from fedsoft.flower.node.experiments import Experiments
 from fedsoft.flower.node.privacy_budget import PrivacyBudget
 from fedsoft.flower.node.refusals import Refusal, Refused
-from fedsoft.flower.node.request_log import RequestLog, digest_of
-from fedsoft.flower.node.sums import Identity, Kept, NodeSums
+from fedsoft.flower.node.sums import Kept
 from fedsoft.flower.request import Request
-from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
-from fedsoft.machine.resources import is_out_of_memory, memory_size
+from fedsoft.machine.resources import is_out_of_memory
 from fedsoft.plugins import ConsentError
-from fedsoft.runs.spec import RunSpec
-from fedsoft.safety.conditions import Conditions
-from fedsoft.safety.exclusions import Diverged
 from fedsoft.safety.privacy import Released
-from fedsoft.storage.files import read_text
-from fedsoft.training import as_model
-from fedsoft.training.prepare import DTYPES
 
 FAILURE = 1.0  # what a job that failed costs of the privacy budget: as much as noise of 1
-EXPERIMENTS = 2  # held in memory at once; the others are on disk
 
 
 def log(text: str) -> None:
@@ -63,10 +47,8 @@ class Node:
     def __init__(self, config: NodeConfig, log: Callable[[str], object] = log) -> None:
         self.config, self.log = config, log
         self.budget = PrivacyBudget(config.memory, config.policy)
-        config.memory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        config.runs.mkdir(exist_ok=True, mode=0o700)
-        self.loaded: OrderedDict[str, Experiment] = OrderedDict()
-        self.made: tuple[tuple[object, ...], Federation] | None = None  # the last federation, and what it was made from
+        self.experiments = Experiments(config, log)
+        self.most_models = int(config.policy.bound("S")[1])  # that a message may hold
 
     def answer(self, message: WireMessage) -> WireMessage:
         """Return the reply to a message: always one, if only a code from a fixed list. The reason is only logged."""
@@ -87,16 +69,16 @@ class Node:
 
     def _hello(self, request: Request, message: WireMessage) -> WireMessage:
         """Return the names of the clients, and their numbers of points."""
-        host = self._experiment(request).host
+        host = self.experiments.of(request).host
         head = {"node": self.config.name, "clients": host.names, "sizes": host.data.sizes.tolist()}
         return WireMessage(head, {})
 
     def _job(self, request: Request, message: WireMessage) -> WireMessage:
         """Have some clients do a job. Their new memory is on disk before the reply is sent."""
-        here, names = self._experiment(request), request.clients
+        here, names = self.experiments.of(request), request.clients
         position = Position(request.attempt, request.round, request.ask)
         rows, each, shared = here.rows(names), message.under("each/"), message.under("shared/")
-        here.check_sent(len(rows), each, shared, self._most_models)
+        here.check_sent(len(rows), each, shared, self.most_models)
         base = here.memory.before(position)
         if base is None:
             raise Refused(Refusal.OVERTAKEN, f"nothing is kept of experiment '{request.experiment}'")
@@ -114,7 +96,9 @@ class Node:
                 releases.append(released)
             here.at = here.memory.keep(position, here.host.names, dict(here.host.client_states), base, chain)
         except BaseException:
-            self.loaded.pop(request.experiment, None)  # what is on disk is whole, what is in memory may not be
+            self.experiments.loaded.pop(
+                request.experiment, None
+            )  # what is on disk is whole, what is in memory may not be
             raise
         spent = {"gradients": cost.gradients, "evaluations": cost.evaluations}
         if here.sums is not None:
@@ -129,7 +113,7 @@ class Node:
 
     def _sum(self, request: Request, message: WireMessage) -> WireMessage:
         """Take part in one stage of a sum over replies that stay here."""
-        here = self._experiment(request)
+        here = self.experiments.of(request)
         if here.sums is None:
             raise Refused(Refusal.SUM, "the run does not have secure = true")
         if request.sum.get("stage") == "numbers":
@@ -166,11 +150,11 @@ class Node:
         """Return metrics of each client's personal predictions on its own points: two numbers of each."""
         if not self.config.policy.sends_scores:
             raise Refused(Refusal.NOT_ALLOWED, "policy.scores is off, or noise is mandatory")
-        here = self._experiment(request)
+        here = self.experiments.of(request)
         if here.privacy is not None and here.privacy.covers_scores(here.sums is not None):
             raise Refused(Refusal.PRIVACY, "scores have no noise, but what else leaves clients in this run has")
         rows = here.rows(request.clients)
-        here.check_sent(len(rows), message.under("clients/"), message.under("state/"), self._most_models)
+        here.check_sent(len(rows), message.under("clients/"), message.under("state/"), self.most_models)
         here.requests.count_scores(request.round)
         if here.memory.last is not None:
             here.go_to(here.memory.last)
@@ -204,98 +188,6 @@ class Node:
         found = [one.values(judged) if one.name in allowed else unsent for one in here.metrics]
         return torch.where(enough, torch.stack(found, 1), torch.nan)
 
-    # --- experiments --------------------------------------------------------------------------------------------------
-
-    def _secret(self) -> str:
-        """Return what this node alone knows. The server knows the seed: noise must not come from that alone."""
-        path = self.config.memory / ".secret"
-        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        found = read_text(path)
-        if not found:
-            raise InputError(f"'{path}' is empty: delete it, so that another secret is made")
-        return found
-
-    @property
-    def _most_models(self) -> int:
-        return int(self.config.policy.bound("S")[1])
-
-    def _experiment(self, request: Request) -> Experiment:
-        """Return an experiment, as far as it has come here: from memory, from disk, or begun."""
-        name, policy = request.experiment, self.config.policy
-        folder = self.config.runs / name
-        if name in self.loaded:
-            self.loaded.move_to_end(name)
-            self.loaded[name].requests.check(request.spec)
-            return self.loaded[name]
-        while len(self.loaded) >= EXPERIMENTS:
-            self.loaded.popitem(last=False)
-        spec = self.config.read(request.spec)
-        if not folder.exists() and len([*self.config.runs.glob("*/")]) >= policy.runs:
-            raise Refused(
-                Refusal.RUNS, f"'{self.config.runs}' holds memory of policy.runs = {policy.runs} runs: delete old ones"
-            )
-        if request.begun and not folder.exists():
-            raise Refused(Refusal.FORGOTTEN, f"'{folder}' does not exist, but the run has begun")
-        requests = RequestLog(folder, policy, request.spec)
-        federation = self._federation(spec)
-        host, metrics = self._host(spec, federation, request), read_metrics(spec.metrics, federation.shape)
-        memory = ClientMemory(folder, memory_size(policy.disk))
-        at = memory.last
-        if at is None:
-            with torch.no_grad():
-                host.init_clients()
-            at = memory.keep(Position(request.attempt, -1, -1), host.names, dict(host.client_states))
-            requests.save()
-        else:
-            restore(host, at)
-        privacy = host.conditions.privacy
-        expected = Expected(host.training, federation, privacy, secure=spec.secure)
-        sums = None if spec.secure is None else NodeSums(
-            folder, spec.secure, self._identity(), host.secret, privacy, policy.nodes, spec.rounds
-        )  # fmt: skip
-        self.loaded[name] = Experiment(
-            host, federation.held_out, memory, requests, at, privacy, expected, metrics, sums
-        )  # fmt: skip
-        return self.loaded[name]
-
-    def _host(self, spec: RunSpec, federation: Federation, request: Request) -> ClientHost:
-        allow = self.config.allow
-        model = as_model(plugins.build("models", spec.model.name, spec.model.settings, allow), federation).by("auto")
-        most = chunk_size(model, federation.train)  # larger ones would take more memory than this node allows
-        algorithm = plugins.build("algorithms", spec.algorithm.name, spec.algorithm.settings, allow)
-        privacy = spec.privacy
-        if privacy is not None:
-            privacy.check(algorithm, model, len(federation), secure=spec.secure is not None)
-        solver = plugins.build("solvers", spec.solver.name, spec.solver.settings, allow)
-        weights = fixed_weights(spec.class_weights, federation.shape, federation.train, model.loss)
-        # The data too: noise that stays while a point changes would reveal the change.
-        known = f"{request.experiment} {digest_of(request.spec)} {federation.fingerprint}"
-        chunk, file = min(request.chunk or most, most), self.config.file
-        return ClientHost(
-            Training(algorithm, model, solver, spec.seed, DTYPES[spec.dtype], weights),
-            federation.train, federation.names,
-            conditions=Conditions(diverged=cast(Diverged, spec.diverged), privacy=privacy, secure=spec.secure),
-            resources=Resources(chunk, workers=file.workers, memory=file.cache),
-            secret=f"{self._secret()} {known}" if spec.privacy or spec.secure else "",
-            least_points=self.config.policy.points,
-        )  # fmt: skip
-
-    def _identity(self) -> Identity:
-        """Return what makes this node a party of sums."""
-        key = self.config.private_key
-        if key is None:
-            raise Refused(Refusal.SUM, "the run has secure = true, for which the node's file must name its 'key'")
-        return Identity(key, frozenset(self.config.file.peers), self.log)
-
-    def _federation(self, spec: RunSpec) -> Federation:
-        key = (spec.dataset, spec.partition, spec.source, spec.seed, spec.data_seed)
-        if self.made is None or self.made[0] != key:
-            self.made = (key, self.config.federation(spec))
-        return self.made[1]
-
 
 def _request(message: WireMessage) -> Request:
     try:
@@ -322,11 +214,6 @@ def _code(error: Exception) -> Refusal:
     if is_out_of_memory(error):
         return Refusal.MEMORY
     return Refusal.FAILED
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file for its owner only."""
-    return os.open(path, flags, 0o600)
 
 
 def _lost(value: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -16,7 +16,8 @@ from fedsoft.core.schedules import Schedule
 from fedsoft.errors import InputError, unknown
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.machine.resources import memory_size
-from fedsoft.safety.privacy import Released, check_accountant
+from fedsoft.safety.accountant import check_accountant
+from fedsoft.safety.privacy import Released
 from fedsoft.settings import settings
 
 BOUNDS = {"S": (1, 32), "epochs": (1, 200), "batch": (1, 100_000), "class_weights": (0.1, 10)}  # default

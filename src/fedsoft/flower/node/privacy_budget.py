@@ -8,7 +8,7 @@ from pathlib import Path
 from fedsoft.errors import StoreError
 from fedsoft.flower.node.policy import Policy
 from fedsoft.flower.node.refusals import Refusal, Refused
-from fedsoft.safety.privacy import gaussian_epsilon
+from fedsoft.safety.accountant import gaussian_epsilon
 from fedsoft.storage.atomic import write_json
 from fedsoft.storage.files import read_json
 

@@ -8,9 +8,8 @@ of it.
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,40 +31,23 @@ from fedsoft.engine.cost import size_of
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import InputError
 from fedsoft.flower.request import Request
+from fedsoft.flower.server.attempt import Attempt
 from fedsoft.flower.server.event_log import EventLog
 from fedsoft.flower.server.exchange import Content, Exchange, Transport
 from fedsoft.flower.server.expected_replies import Expectation, Expected
 from fedsoft.flower.server.identity import homes
 from fedsoft.flower.server.node_registry import POINTS, NodeRegistry
 from fedsoft.flower.server.reply_validator import ReplyValidator
-from fedsoft.flower.server.score_replies import ScoreReplies
+from fedsoft.flower.server.score_replies import ScoreReplies, score_content
 from fedsoft.flower.server.sums import Asked, RemoteRows, SumExchange
 from fedsoft.flower.server.terms import QuorumError
 from fedsoft.flower.submission import Submission
 from fedsoft.flower.sum_request import least_clients, mark_of
 from fedsoft.machine.resources import memory_size
-from fedsoft.runs.folder import RunFolder
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.exclusions import Exclusion
 from fedsoft.safety.guards import Guards
-from fedsoft.storage.files import read_json
 from fedsoft.storage.tensorfile import Blocks
-
-
-class _Elsewhere(ClientRows):
-    """What clients keep, as the server sees it: nothing."""
-
-    def __init__(self) -> None:
-        self.forms = {}
-
-    def take(self, rows: np.ndarray, names: Any = None) -> dict[str, Tensor]:
-        return {}
-
-    def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        raise KeyError(name)
-
-    def __getitem__(self, name: str) -> Tensor:
-        raise KeyError(name)
 
 
 @dataclass
@@ -129,32 +111,20 @@ class FlowerEngine(Engine):
     @property
     @override
     def client_states(self) -> ClientRows:
-        return _Elsewhere()
+        return ClientStore(0, self.budget)  # nothing: it stays with the clients
 
     @override
     def use_folder(self, folder: Path) -> None:
         """Nodes keep memory under the name of the experiment; every start of the server is a new attempt at it."""
         self.folder = self.log.folder = folder
-        path = folder / "federation.json"
-        name = f"{folder.name[:80]}-{secrets.token_hex(8)}"
-        known: dict[str, Any] = {"experiment": name, "attempt": 0, "secret": secrets.token_hex(16)}
-        if path.exists():
-            try:
-                known |= read_json(path)
-                self.log.attempt = int(known["attempt"]) + 1
-                self.registry.sizes |= {str(name): int(size) for name, size in known.get("sizes", {}).items()}
-            except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(f"'{path}' is damaged: {error}") from None
-        self.experiment = str(known["experiment"])
-        self.secret = str(known["secret"])  # nodes know the seed: noise that hides clients must not come from it alone
+        known = Attempt.following(folder)
+        self.experiment, self.secret, self.log.attempt = known.experiment, known.secret, known.attempt
+        self.registry.sizes |= known.sizes
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
-            known = {"experiment": self.experiment, "attempt": self.log.attempt, "sizes": self.registry.sizes}
-            known["secret"] = self.secret
-            RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
-            (self.folder / "federation.json").chmod(0o600)  # it holds the secret of the noise on centers
+            Attempt(self.experiment, self.log.attempt, self.registry.sizes, self.secret).write(self.folder)
 
     @override
     def init_clients(self) -> None:
@@ -181,11 +151,7 @@ class FlowerEngine(Engine):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     @override
-    def __call__(self, job: str, ids: Ids, *, each: Reply | None = None, **shared: Tensor) -> Answer:
-        ids, own = self.admit(job, ids, each, shared)
-        return self.release(job, self._send(job, ids, own, shared))
-
-    def _send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
+    def send(self, job: str, ids: Ids, each: Reply, shared: Mapping[str, Tensor]) -> Answer:
         if not len(ids):
             return Answer(ids, {})
         right = self.expected.of(job, shared, each, self.t)
@@ -197,21 +163,21 @@ class FlowerEngine(Engine):
             {client: row for row, client in enumerate(clients)},
         )
         about = {"job": job, "round": self.t, "ask": self.asks}
-        told = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
-        good = self._ask(self._request("job", **about), clients, content, told)
+        sent = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
+        good = self._ask_enough(self._request("job", **about), clients, content, sent)
         places = {self.names[k]: int(k) for k in ids}
         found = sorted((places[client], client) for client in good)
         if self.sums is not None:
             marks = frozenset(mark_of(value) for value in shared.values() if value.ndim > 1)
-            return self._apart(self._request("sum", **about), [k for k, _ in found], right, self.sums, marks)
-        return self._answer([k for k, _ in found], [good[client] for _, client in found])
+            return self._to_be_summed(self._request("sum", **about), [k for k, _ in found], right, self.sums, marks)
+        return self._gathered([k for k, _ in found], [good[client] for _, client in found])
 
     @override
     def least(self, ids: Ids) -> int:
         assert self.sums is not None
         return least_clients([self.registry.keys[self.names[k]] for k in ids], self.sums.secure)
 
-    def _apart(
+    def _to_be_summed(
         self, request: Request, ids: list[int], right: Expectation, sums: SumExchange, marks: frozenset[str]
     ) -> Answer:
         """Return an answer that is not here: its rows can only be summed. `marks`: of what was sent, see `mark_of`."""
@@ -225,7 +191,7 @@ class FlowerEngine(Engine):
         asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
-    def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
+    def _gathered(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:
         if not ids:
             return Answer(np.array([], dtype=np.int64), {})
         store = ClientStore(len(ids), self.budget, folder=self.folder, device=self.device)
@@ -233,14 +199,16 @@ class FlowerEngine(Engine):
         self.cost.bytes_up += sum(size_of(row) for row in rows)
         return Answer(np.array(ids, dtype=np.int64), {name: store.column(name) for name in store})
 
-    def _ask(
+    def _ask_enough(
         self, request: Request, clients: list[str], content: Content, right: Expectation
     ) -> dict[str, dict[str, Tensor]]:
         """Return the rows of clients that answered and are accepted. Ask the others again while there are too few."""
         good: dict[str, dict[str, Tensor]] = {}
         bad: dict[str, str] = {}
         for _ in range(1 + self.terms.patience):
-            accepted, bad = self._once(request, [client for client in clients if client not in good], content, right)
+            accepted, bad = self._ask_once(
+                request, [client for client in clients if client not in good], content, right
+            )
             good |= accepted
             if len(good) >= self.terms.quorum * len(clients):
                 break
@@ -254,7 +222,7 @@ class FlowerEngine(Engine):
         self.tally.dropped |= set(bad)
         return good
 
-    def _once(
+    def _ask_once(
         self, request: Request, clients: list[str], content: Content, right: Expectation
     ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
         """Ask some clients once; return the accepted rows, and why others have none."""
@@ -335,24 +303,17 @@ class FlowerEngine(Engine):
         return self.scored[1]
 
     def _scores(self, state: State) -> dict[str, Tensor]:
-        index = {name: k for k, name in enumerate(self.names)}
-        content = Content(
-            {f"state/{n}": value for n, value in State(state.centers, extra=state.extra).tensors().items()},
-            {f"clients/{n}": value for n, value in state.per_client.items()},
-            index,
-        )
         replies = ScoreReplies(self.model.metric, self.metrics)
         found = replies.blank(len(self.names))
         self.registry.meet(self._request("hello"))
         groups, _ = self.registry.groups(self.names)
-        for node, reply, _ in self.exchange.send(
-            self._request("scores", round=self.t), groups, content, replies.expected
-        ):
+        request, content = self._request("scores", round=self.t), score_content(state, self.names)
+        for node, reply, _ in self.exchange.send(request, groups, content, replies.expected):
             reason = reply if isinstance(reply, str) else replies.wrong(reply)
             if reason or isinstance(reply, str):
                 self.log.event("unscored", node=node, clients=groups[node], reason=reason)
                 continue
-            rows = torch.tensor([index[client] for client in reply.clients])
+            rows = torch.tensor([content.rows[client] for client in reply.clients])
             for name in found:
                 found[name][rows] = reply.tensors[name]
         return found

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedsoft.core.client_metrics import ClientMetric
+from fedsoft.core.contract import State
 from fedsoft.core.metrics import Metric
+from fedsoft.flower.server.exchange import Content
 from fedsoft.flower.server.expected_replies import Expectation, forms_of
 from fedsoft.flower.server.reply_validator import Rows
 from fedsoft.safety.privacy import Released
 
 WHICH = ("train", "held_out")
 HUGE = 1e30  # the largest score that is accepted
+
+
+def score_content(state: State, names: Sequence[str]) -> Content:
+    """Return what clients need of the server's state to score their personal models."""
+    shared = State(state.centers, extra=state.extra).tensors()
+    return Content(
+        {f"state/{name}": value for name, value in shared.items()},
+        {f"clients/{name}": value for name, value in state.per_client.items()},
+        {client: row for row, client in enumerate(names)},
+    )
 
 
 @dataclass(frozen=True)

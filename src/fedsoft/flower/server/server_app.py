@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     outcome = Outcome(run=context.run_id, error="the server's app was killed")
     try:
         with raise_when_signalled():
-            finished = carry_out(submitted.submission(), grid)
+            finished = run_submission(submitted.submission(), grid)
         outcome = Outcome(run=context.run_id, finished=finished)
     except Exception as error:
         text = str(error) if isinstance(error, FedsoftError) else f"{type(error).__name__}: {error}"
@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
         submitted.end(outcome)
 
 
-def carry_out(submission: Submission, grid: Grid) -> bool:
+def run_submission(submission: Submission, grid: Grid) -> bool:
     """Run it over a grid; True when it is finished, False when it was stopped."""
     spec = RunSpec.from_dict(submission.spec, submission.label, allow=submission.allow)
     engine = partial(FlowerEngine, transport=GridTransport(grid), submission=submission, notify=_log)

@@ -20,7 +20,8 @@ from markupsafe import Markup
 
 from fedsoft.escape import without_controls
 from fedsoft.reports.page.blocks import Block, Figure, Page, RunRef
-from fedsoft.reports.page.svg import COLOURS, Drawing, drawings, marker, tag
+from fedsoft.reports.page.marks import COLOURS, marker, tag
+from fedsoft.reports.page.svg import Drawing, drawings
 from fedsoft.reports.page.text import VERDICTS, data_of, raw
 
 GAP = 24.0  # between the panels of a picture

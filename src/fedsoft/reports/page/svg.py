@@ -6,20 +6,38 @@ A panel also gives its `stops`: the places where a pointer or the arrow keys can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from fedsoft.reports.page.blocks import Axis, Figure, Panel, Series, missing
+from fedsoft.reports.page.marks import COLOURS, apart, classes, marker, path_of, said, tag
 from fedsoft.reports.page.scales import Scale, fitted, tick_labels
 
-COLOURS = 8  # in the style; more than that are dashed
 FONT = 13.0
 LINE = 15.0  # between labels
 LETTER = 0.56  # of the font size, about
 MOST_LABELS = 6  # lines with a name at their end; more are distinguished by the legend
+
+
+class Reading(NamedTuple):
+    """What a series says at a stop, and where."""
+
+    series: str
+    value: str
+    x: float
+    y: float
+
+
+class Stop(NamedTuple):
+    """A place where values can be read; no `y`: all along the vertical there."""
+
+    x: float
+    y: float | None
+    heading: str
+    readings: list[Reading]
 
 
 @dataclass(frozen=True)
@@ -30,37 +48,7 @@ class Drawing:
     width: float
     height: float
     mode: str  # how a pointer finds a stop: by "x", by "y", or by both
-    stops: list[list[Any]]  # [x, y, heading, [[series, value, x, y], ...]]
-
-
-def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """An element; what is not markup is escaped. `class_` stands for `class`, `_` in a name for `-`.
-
-    >>> print(tag("text", "a < b", x=1.5, class_="tick"))
-    <text x="1.5" class="tick">a &lt; b</text>
-    """
-    texts = [
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value))
-        for key, value in attributes.items()
-        if value is not None
-    ]
-    inside = Markup("").join(children)
-    start = Markup("<") + name + Markup("").join(texts)
-    return start + (Markup(">") + inside + Markup(f"</{name}>") if children else Markup("/>"))
-
-
-def _short(value: Any) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def said(value: float | None) -> str:
-    """A value for people to read: four digits."""
-    if missing(value):
-        return "none"
-    assert value is not None
-    if value != 0 and not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.3e}"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    stops: list[Stop]
 
 
 def drawings(figure: Figure) -> list[Drawing]:
@@ -123,7 +111,7 @@ class _Drawer:
         parts = [*self._frame(), *self._levels()]
         for series in panel.series:
             draw = {"line": self._line, "scatter": self._points, "bar": self._bars}[series.kind]
-            parts.append(tag("g", *draw(series), class_=_classes("series", self._colour(series)),
+            parts.append(tag("g", *draw(series), class_=classes("series", self._colour(series)),
                              data_series=series.name))  # fmt: skip
         parts += self._end_labels()
         parts.append(tag("g", tag("line", class_="guide"), class_="cursor"))
@@ -169,7 +157,7 @@ class _Drawer:
         for level in self.panel.levels:
             y = self.y(level.at)
             if self.top - 1 <= y <= self.bottom + 1:
-                yield tag("line", x1=self.left, x2=self.right, y1=y, y2=y, class_=_classes("level", level.colour))
+                yield tag("line", x1=self.left, x2=self.right, y1=y, y2=y, class_=classes("level", level.colour))
 
     def _end_labels(self) -> Iterable[Markup]:
         """Names at the right edge, pushed apart where they would overlap; none at all where there is no room."""
@@ -177,7 +165,7 @@ class _Drawer:
         places = apart([y for _, y, _ in kept], LINE, self.top, self.bottom)
         for (name, _, colour), y in zip(kept, places, strict=True):
             series = name if name in self.names else None
-            yield tag("text", name, x=self.right + 6, y=y + 4.5, class_=_classes("name", colour), data_series=series)
+            yield tag("text", name, x=self.right + 6, y=y + 4.5, class_=classes("name", colour), data_series=series)
 
     # --- the values ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +174,7 @@ class _Drawer:
         if len(series.low):
             yield self._band(series)
         dashed = "dashed" if series.dashed else "dotted" if self._colour(series) >= COLOURS else ""
-        yield tag("path", d=_path(points), class_=f"line {dashed}".strip())
+        yield tag("path", d=path_of(points), class_=f"line {dashed}".strip())
         if len(points) == 1:
             yield from self._points(series)
 
@@ -199,7 +187,7 @@ class _Drawer:
             if not missing(bottom) and not missing(top)
         ]
         there, back = [(x, y) for x, y, _ in rows], [(x, y) for x, _, y in reversed(rows)]
-        return tag("path", d=_path([*there, *back]) + "Z" if rows else "", class_="band")
+        return tag("path", d=path_of([*there, *back]) + "Z" if rows else "", class_="band")
 
     def _points(self, series: Series) -> Iterable[Markup]:
         shape = marker(self._colour(series))
@@ -223,7 +211,7 @@ class _Drawer:
             if len(bars) == 1:
                 yield tag("text", said(x), x=end + 6, y=self.y(y) + 4.5, class_="tick")
 
-    def _stops(self) -> tuple[str, list[list[Any]]]:
+    def _stops(self) -> tuple[str, list[Stop]]:
         series = self.panel.series
         if self.panel.y.names:
             return "y", [self._category(i, name) for i, name in enumerate(self.panel.y.names)]
@@ -232,29 +220,30 @@ class _Drawer:
             return "x", [self._crossing(i, x, results) for i, x in enumerate(results[0].x)]
         return "xy", [stop for s in results for stop in self._each(s)]
 
-    def _category(self, row: int, name: str) -> list[Any]:
+    def _category(self, row: int, name: str) -> Stop:
         found = []
         for s in self.panel.series:
             for i, (x, y) in enumerate(zip(s.x, s.y, strict=True)):
                 if y == row and not missing(x):
                     between = f" ({said(s.low[i])} to {said(s.high[i])})" if len(s.low) else ""
-                    found.append([s.name, said(x) + between, _at(self.x(x)), _at(self.y(y))])
-        return [_at(self.left), _at(self.y(row)), name, found]
+                    found.append(Reading(s.name, said(x) + between, _at(self.x(x)), _at(self.y(y))))
+        return Stop(_at(self.left), _at(self.y(row)), name, found)
 
-    def _crossing(self, i: int, x: float, lines: Sequence[Series]) -> list[Any]:
+    def _crossing(self, i: int, x: float, lines: Sequence[Series]) -> Stop:
         rows = []
         for s in lines:
             if not missing(s.y[i]) and not missing(self.y(s.y[i])):
-                rows.append([s.name, said(s.y[i]) + _interval(s, i), _at(self.x(x)), _at(self.y(s.y[i]))])
-        return [_at(self.x(x)), None, f"{self.panel.x.label} {said(x)}", rows]
+                rows.append(Reading(s.name, said(s.y[i]) + _interval(s, i), _at(self.x(x)), _at(self.y(s.y[i]))))
+        return Stop(_at(self.x(x)), None, f"{self.panel.x.label} {said(x)}", rows)
 
-    def _each(self, series: Series) -> Iterable[list[Any]]:
+    def _each(self, series: Series) -> Iterable[Stop]:
         for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
             px, py = self.x(x), self.y(y)
             if not missing(px) and not missing(py):
                 heading = f"{self.panel.x.label} {said(x)}"
                 heading = f"{series.labels[i]}: {heading}" if len(series.labels) else heading
-                yield [_at(px), _at(py), heading, [[series.name, said(y) + _interval(series, i), _at(px), _at(py)]]]
+                reading = Reading(series.name, said(y) + _interval(series, i), _at(px), _at(py))
+                yield Stop(_at(px), _at(py), heading, [reading])
 
     def _summary(self) -> str:
         """The panel in words, for those who cannot see it."""
@@ -269,69 +258,11 @@ class _Drawer:
         return "; ".join(parts) + "." if parts else "No values."
 
 
-def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The same places, moved as little as needed so that they are `gap` apart and between the limits.
-
-    Places that do not all fit come out closer than that, evenly spread.
-
-    >>> apart([10.0, 12.0, 50.0], 10.0, 0.0, 100.0)
-    [6.0, 16.0, 50.0]
-    """
-    if not places:
-        return []
-    gap = min(gap, (high - low) / max(1, len(places) - 1))
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    groups: list[tuple[float, int]] = []  # middle, members
-    for i in order:
-        middle, members = places[i], 1
-        while True:
-            half = gap * (members - 1) / 2
-            middle = min(max(middle, low + half), high - half)
-            if not groups or groups[-1][0] + gap * (groups[-1][1] + members) / 2 <= middle + 1e-9:
-                break
-            before, others = groups.pop()
-            middle, members = (before * others + middle * members) / (others + members), others + members
-        groups.append((middle, members))
-    spread = [middle + gap * (j - (members - 1) / 2) for middle, members in groups for j in range(members)]
-    found = [0.0] * len(places)
-    for i, place in zip(order, spread, strict=True):
-        found[i] = place
-    return found
-
-
 def _interval(series: Series, i: int) -> str:
     if not len(series.low) or missing(series.low[i]):
         return ""
     return f" ({said(series.low[i])} to {said(series.high[i])})"
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    """A line through the points, broken where there is none; a point on its own is a line of no length."""
-    parts: list[list[str]] = [[]]
-    for x, y in points:
-        if missing(x) or missing(y):
-            parts.append([])
-        else:
-            parts[-1].append(f"{x:.1f} {y:.1f}")
-    return "".join("M" + "L".join(part) + ("h0" if len(part) == 1 else "") for part in parts if part)
-
-
 def _at(place: float) -> float:
     return round(place, 1)
-
-
-def _classes(name: str, colour: int | None) -> str:
-    return name if colour is None else f"{name} c{colour % COLOURS}"
-
-
-def marker(colour: int) -> Callable[[float, float], str]:
-    """The shape of points in a colour: colours alone do not tell series apart."""
-    return MARKERS[colour % len(MARKERS)]
-
-
-MARKERS: tuple[Callable[[float, float], str], ...] = (
-    lambda x, y: f"M{x - 3:.1f} {y:.1f}a3 3 0 1 0 6 0a3 3 0 1 0-6 0",  # circle
-    lambda x, y: f"M{x - 2.7:.1f} {y - 2.7:.1f}h5.4v5.4h-5.4Z",  # square
-    lambda x, y: f"M{x:.1f} {y - 3.8:.1f}l3.6 6.2h-7.2Z",  # triangle
-    lambda x, y: f"M{x:.1f} {y - 3.9:.1f}l3.9 3.9l-3.9 3.9l-3.9-3.9Z",  # diamond
-)

@@ -28,6 +28,13 @@ from fedsoft.training.callbacks.early_stopping import EarlyStopping
 SOLVER = "adam"  # the default
 PATHS = ("path", "data_dir")  # settings of data sets that name files
 
+TABLES = {
+    "privacy": (Privacy, "a table such as [privacy] counts = 2.0"),
+    "secure": (Secure, "true, false, or a table such as [secure] threshold = 0.8"),
+    "early_stopping": (EarlyStopping, "a table such as [early_stopping] patience = 5"),
+}
+"""What is a table of settings and no plugin: its type, and what is said of anything else."""
+
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -149,37 +156,19 @@ class RunSpec:
             return raw
         return Part.read(str(info.field_name), raw, info.data.get("allow", ()), source=_source(info))
 
-    @field_validator("privacy", mode="before")
+    @field_validator(*TABLES, mode="before")
     @classmethod
-    def _read_privacy(cls, raw: Any) -> Any:
-        if raw is None or isinstance(raw, Privacy):
+    def _read_table(cls, raw: Any, info: ValidationInfo) -> Any:
+        key = str(info.field_name)
+        kind, wanted = TABLES[key]
+        if raw is None or isinstance(raw, kind):
             return raw
-        if not isinstance(raw, dict):
-            raise SettingError("", "privacy", raw, "should be a table such as [privacy] counts = 2.0")
-        with renamed({"Privacy": "privacy"}):
-            return Privacy(**raw)
-
-    @field_validator("secure", mode="before")
-    @classmethod
-    def _read_secure(cls, raw: Any) -> Any:
-        if raw is None or isinstance(raw, Secure):
-            return raw
-        if isinstance(raw, bool):
+        if kind is Secure and isinstance(raw, bool):
             return Secure() if raw else None
         if not isinstance(raw, dict):
-            raise SettingError("", "secure", raw, "should be true, false, or a table such as [secure] threshold = 0.8")
-        with renamed({"Secure": "secure"}):
-            return Secure(**raw)
-
-    @field_validator("early_stopping", mode="before")
-    @classmethod
-    def _read_early_stopping(cls, raw: Any) -> Any:
-        if raw is None or isinstance(raw, EarlyStopping):
-            return raw
-        if not isinstance(raw, dict):
-            raise SettingError("", "early_stopping", raw, "should be a table such as [early_stopping] patience = 5")
-        with renamed({"EarlyStopping": "early_stopping"}):
-            return EarlyStopping(**raw)
+            raise SettingError("", key, raw, f"should be {wanted}")
+        with renamed({kind.__name__: key}):
+            return kind(**raw)
 
     @field_validator("metrics")
     @classmethod

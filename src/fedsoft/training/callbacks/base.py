@@ -106,7 +106,7 @@ class Watch:
                 raise CallbackError(_name(callback), "before the first round", error) from error
 
     def round(self, run: Run, record: RoundRecord) -> None:
-        """After a round."""
+        """Call what listens after a round."""
         for callback in self.callbacks:
             try:
                 self._heed(callback, callback.on_round(run, record), run)
