@@ -28,6 +28,7 @@ from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.engine.cost import Cost, size_of
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import DivergedError, InputError, StoreError, advice, unknown
+from fedsoft.machine.heap import keep_heap
 from fedsoft.machine.resources import cores, memory_size
 from fedsoft.machine.threads import in_order
 from fedsoft.safety.conditions import Conditions
@@ -80,6 +81,7 @@ class ClientHost:
         least_points: int = 1,
     ) -> None:  # fmt: skip
         resources = resources or Resources()
+        keep_heap()
         self.training, self.conditions = training, conditions or Conditions()
         self.algorithm, self.model, self.names = training.algorithm, training.model, list(names)
         self.named = Names.of(names)
