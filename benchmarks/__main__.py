@@ -11,7 +11,8 @@ one has index batches, fused Adam, the proximal term pre-summed and added to the
 memory.
 
 The machine's limit for a step of the letters CNN is the time of its floating-point operations at the rate of a 1024
-square product, plus that of what Adam reads and writes at the rate of copying 6.7 MB, which stays in the cache.
+square product, those of convolutions at the rate of the second one where that is higher, plus that of what Adam reads
+and writes at the rate of copying 6.7 MB, which stays in the cache.
 
 After the rows come what commands take (`benchmarks.startup`), rounds by the number of clients (`benchmarks.growth`) and
 all algorithms (`benchmarks.algorithms`).

@@ -113,14 +113,13 @@ def written(page: str, results: dict[str, Any], blocks: dict[str, Callable[[dict
 
 def _about(machine: dict[str, Any], commit: str | None) -> str:
     """One sentence on the machine."""
-    gemm, copy = machine["rates"]["gemm"]["1024 square"], machine["rates"]["copy"]["6.7 MB"]
+    (product, convolution), copy = machine["rates"]["gemm"].values(), machine["rates"]["copy"]["6.7 MB"]
     told = (
         "{cpu}, {cores} cores (two threads do {free_cores:.2f} times the work of one), load {load} at the start, "
         "torch {torch}, Python {python}".format(**machine)
     )
-    return f"{told}; a large product {gemm:.0f} GFLOP/s, a copy in cache {copy:.0f} GB/s" + (
-        f"; commit {commit}." if commit else "."
-    )
+    rates = f"a large product {product:.0f} GFLOP/s, a convolution {convolution:.0f}, a copy in cache {copy:.0f} GB/s"
+    return f"{told}; {rates}{f'; commit {commit}' if commit else ''}."
 
 
 def main() -> None:

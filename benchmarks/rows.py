@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import machine, peers, works
 from benchmarks.loops import Work
+from fedsoft.machine.heap import keep_heap
 from fedsoft.machine.resources import cores
 
 Side = Callable[[], tuple[float, float]]
@@ -59,7 +60,7 @@ def loop_of_rounds(make: Callable[[bool], Work], at_once: int, *, tuned: bool = 
 
     def side(small: bool) -> Side:
         if tuned:
-            machine.keep_heap()
+            keep_heap()
         work = make(small)
         loop = work.engine().loop(work, tuned=tuned)
         rounds = loop.rounds(at_once)
@@ -91,7 +92,7 @@ def loop_of_steps(make: Callable[[bool], Work], *, tuned: bool = False) -> Make:
 
     def side(small: bool) -> Side:
         if tuned:
-            machine.keep_heap()
+            keep_heap()
         work = make(small)
         loop = work.engine().loop(work, tuned=tuned)
         turns = itertools.cycle(range(len(loop.clients)))
@@ -138,27 +139,28 @@ def one_core() -> str | None:
 
 
 def no_heap() -> str | None:
-    return None if machine.keep_heap() else "there is no glibc whose heap could be tuned"
+    return None if keep_heap() else "there is no glibc whose heap could be tuned"
 
 
 # --- the machine's own limit ------------------------------------------------------------------------------------------
 
 
 def letters_limit(small: bool) -> Side:
-    """The floating-point operations of a step at the rate of a large product, and what Adam has to move at the rate of
-    a copy that stays in the cache: parameters, both moments and the pull's target read, all but the last written."""
+    """The floating-point operations of a step at the rate of a large product, those of convolutions at that of a
+    convolution where it is higher, and what Adam has to move at the rate of a copy that stays in the cache: parameters,
+    both moments and the pull's target read, all but the last written."""
     points = 5
     # Forward, and backward to weights and to inputs; nothing needs the slope of the image.
-    first, second = 2 * 28 * 28 * 25 * 32, 3 * 14 * 14 * 800 * 64
-    full = 3 * (3136 * 512 + 512 * 26)
-    operations = 2 * points * (first + second + full)
+    convolutions = 2 * points * (2 * 28 * 28 * 25 * 32 + 3 * 14 * 14 * 800 * 64)
+    full = 2 * points * 3 * (3136 * 512 + 512 * 26)
     moved = (4 + 3) * 4 * machine.COPY["6.7 MB"]
     seconds = 0.01 if small else 0.2
 
     def side() -> tuple[float, float]:
-        product = machine.gemm_rate(machine.GEMM["1024 square"], seconds)
+        product = machine.product_rate(machine.SQUARE, seconds)
+        fastest = max(product, machine.product_rate(machine.CONVOLUTION, seconds))
         copy = machine.copy_rate(machine.COPY["6.7 MB"], seconds)
-        return operations / product + moved / copy, 1
+        return convolutions / fastest + full / product + moved / copy, 1
 
     return side
 

@@ -1,4 +1,4 @@
-"""Networks of images with their channels last, where convolutions are faster, and group normalization by compiled loops.
+"""Networks on images with their channels last, where convolutions are faster; group normalization by compiled loops.
 
 Nothing is converted between layers: a convolution gives its output as its input lay. Group normalization takes its ReLU
 along where it follows in an `nn.Sequential`.

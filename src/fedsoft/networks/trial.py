@@ -20,8 +20,8 @@ LEAST = 6  # points, in two batches
 @dataclass(frozen=True)
 class Trial:
     """What a network does with a few points: whether clients can be stacked, whether it trains otherwise than it
-    predicts, whether its calls have to be watched for that (see `passes`), and whether images may lie with their channels
-    last (see `channels_last`)."""
+    predicts, whether its calls have to be watched for that (see `passes`), and whether images may lie with their
+    channels last (see `channels_last`)."""
 
     stacks: bool
     differs: bool
