@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import algorithms, growth, startup
+from benchmarks import algorithms, growth, limits, startup
 from benchmarks.markdown import duration, number, table
 from benchmarks.rows import ROWS
 
@@ -35,6 +35,7 @@ class Part:
 
 
 PARTS = {
+    "limits": Part(limits.part, limits.block),
     "commands": Part(startup.part, startup.block),
     "drawn": Part(growth.part, growth.block),
     "growth": Part(growth.growth_part, growth.growth_block),

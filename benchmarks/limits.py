@@ -1,0 +1,107 @@
+"""What the bare products of a step take, beside a step of the tuned loop: nothing around them can be faster than that.
+
+Products are taken one by one, forward and for both gradients, with all that they need in the cache, by the same
+functions of torch that both sides call: convolutions with channels last, products of matrices for a stack of clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import works
+from benchmarks.loops import Work
+from benchmarks.markdown import duration, number
+from benchmarks.rows import loop_of_steps
+
+BATCH, CLIENTS = 10, 8
+Timed = Callable[[], object]
+
+
+def convolutions() -> tuple[list[Timed], float]:
+    """Those of a step of the ResNet, and their floating-point operations."""
+    found: list[Timed] = []
+    operations = [0.0]
+    net = works.resnet(True).module()
+
+    def see(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        x, w = (t.detach().contiguous(memory_format=torch.channels_last) for t in (given[0], layer.weight))
+        stride, padding = list(layer.stride), [int(side) for side in layer.padding]
+        slope = torch.randn(out.shape).contiguous(memory_format=torch.channels_last)
+        back: Any = torch.ops.aten.convolution_backward
+        first = not operations[0]  # nothing needs the slope of the image
+        found.append(lambda: torch.conv2d(x, w, None, stride, padding))
+        found.append(
+            lambda: back(slope, x, w, None, stride, padding, [1, 1], False, [0, 0], 1, [not first, True, False])
+        )
+        operations[0] += 2.0 * out.numel() * w[0].numel() * (2 if first else 3)
+
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(see)
+    with torch.no_grad():
+        net(torch.randn(BATCH, 3, 32, 32))
+    return found, operations[0]
+
+
+def matrices() -> tuple[list[Timed], float]:
+    """Those of a step of the Transformer for some clients, per client."""
+    rows, heads, width = BATCH * works.LENGTH, BATCH * 4, 16
+    shapes = [(1, rows, before, after) for before, after in ((64, 192), (64, 64), (64, 128), (128, 64))]
+    shapes += [(heads, works.LENGTH, width, works.LENGTH), (heads, works.LENGTH, works.LENGTH, width)]
+    found: list[Timed] = []
+    operations = 0.0
+    for count, m, k, n in shapes * 2:  # layers
+        x, w, slope = (torch.randn(CLIENTS * count, *sides) for sides in ((m, k), (k, n), (m, n)))
+        for a, b in ((x, w), (slope, w.mT), (x.mT, slope)):
+            found.append(lambda a=a, b=b: torch.bmm(a, b))
+            operations += 2.0 * count * m * k * n
+    return found, operations
+
+
+def seconds(timed: Timed, least: float) -> float:
+    """The best processor time of a call, of some that take a while together."""
+    timed()
+    best = float("inf")
+    for _ in range(5):
+        calls, began = 0, time.process_time()
+        while (spent := time.process_time() - began) < least:
+            timed()
+            calls += 1
+        best = min(best, spent / calls)
+    return best
+
+
+def part(repeats: int, quick: bool) -> dict[str, Any]:
+    """What `make bench` saves."""
+    least = 1e-4 if quick else 5e-3
+    known: dict[str, tuple[Callable[[], tuple[list[Timed], float]], Callable[[bool], Work], int]] = {
+        "ResNet-8": (convolutions, works.resnet, 1),
+        "Transformer": (matrices, works.transformer, CLIENTS),
+    }
+    result = {}
+    for name, (products, work, clients) in known.items():
+        found, operations = products()
+        bare = sum(seconds(timed, least) for timed in found) / clients
+        side = loop_of_steps(work, tuned=True)(quick)
+        side()
+        steps = sorted(spent / units for spent, units in (side() for _ in range(1 if quick else repeats)))
+        result[name] = {"products": bare, "rate": operations / bare, "tuned": steps[len(steps) // 2]}
+    return result
+
+
+def block(result: dict[str, Any]) -> str:
+    """Sentences on a page."""
+    told = [
+        f"Of a step of the {name}, which takes the tuned loop {duration(row['tuned'])}, the bare products take "
+        f"{duration(row['products'])}, at {row['rate'] / 1e9:.0f} GFLOP/s: whatever is done around them, no more than "
+        f"{number(row['tuned'] / row['products'])} times the tuned loop's speed can be reached with these."
+        for name, row in result.items()
+        if name != "commit"
+    ]
+    return " ".join(told)
