@@ -141,8 +141,9 @@ class Peer:
             ]
         self.train(range(len(self.own)), self.work.epochs)
         shares = [u * n for u, n in zip(self.u, self.sizes, strict=True)]
-        total, models = sum(shares), [w for w, _ in self.own]
-        self.centers = [self.mean([share[s] / total[s] for share in shares], models) for s in range(len(self.centers))]
+        total: Any = sum(shares)
+        models, count = [w for w, _ in self.own], len(self.centers)
+        self.centers = [self.mean([share[s] / total[s] for share in shares], models) for s in range(count)]
         self.t += 1
 
     def wait(self) -> None:

@@ -12,6 +12,12 @@ from fedsoft.core.kernels import A, compiled, part
 
 
 @part
+def rows_of(images: A) -> A:
+    """Images `[B, H, W, C]` as `[B, H, W C]`."""
+    return images.reshape(images.shape[0], images.shape[1], images.shape[2] * images.shape[3])
+
+
+@part
 def along(values: A, row: A) -> None:
     """Repeat the values of channels over a whole row."""
     for at in range(0, len(row), len(values)):
@@ -37,8 +43,7 @@ def group_norm(x4: A, weight: A, bias: A, eps: float, relu: bool, out4: A, mean:
         relu: whether what is negative becomes 0.
         mean, scale: of groups `[B, G]`.
     """
-    shape = x4.shape[0], x4.shape[1], x4.shape[2] * x4.shape[3]
-    x, out = x4.reshape(shape), out4.reshape(shape)
+    x, out = rows_of(x4), rows_of(out4)
     wide, channels, groups = x.shape[2], len(weight), mean.shape[1]
     each, kind = channels // groups, x.dtype.type
     zero, count = kind(0), kind(x.shape[1] * wide // groups)
@@ -85,8 +90,7 @@ def group_norm_gradients(
     grad4: A, x4: A, out4: A, weight: A, mean: A, scale: A, relu: bool, before4: A, weights: A, biases: A
 ) -> None:
     """Write the gradient of `x` into `before`, and add those of weight and bias to `weights` and `biases`."""
-    shape = x4.shape[0], x4.shape[1], x4.shape[2] * x4.shape[3]
-    grad, x, out, before = grad4.reshape(shape), x4.reshape(shape), out4.reshape(shape), before4.reshape(shape)
+    grad, x, out, before = rows_of(grad4), rows_of(x4), rows_of(out4), rows_of(before4)
     wide, channels, groups = x.shape[2], len(weight), mean.shape[1]
     each, kind = channels // groups, x.dtype.type
     zero, count = kind(0), kind(x.shape[1] * wide // groups)

@@ -68,8 +68,10 @@ class Chain:
     def _forward(self, parts: Sequence[Params], x: Tensor, again: bool = False) -> Tensor:
         """Return the outputs for images, which are the same as in the last call where it is done `again`."""
         for number, (layer, own) in enumerate(zip(self._layers(), parts, strict=True)):
-            same = again and number == 0 and isinstance(layer, layers.FirstConvolution)
-            x = layer.products(own) if same else layer.forward(x, own)
+            if again and number == 0 and isinstance(layer, layers.FirstConvolution):
+                x = layer.products(own)
+            else:
+                x = layer.forward(x, own)
         return x.clone()
 
     def _by_layer(self, params: Params) -> list[Params]:

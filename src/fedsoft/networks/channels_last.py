@@ -76,10 +76,10 @@ def images_last(x: Any) -> Any:
 def _replace(norm: nn.GroupNorm, *, relu: bool) -> None:
     plain: Callable[[Tensor], Tensor] = partial(nn.GroupNorm.forward, norm)
 
-    def forward(x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.device.type != "cpu" or x.dtype != norm.weight.dtype:
-            return plain(x).relu() if relu else plain(x)
-        return GroupNorm.apply(x, norm.weight, norm.bias, norm.num_groups, norm.eps, relu)  # type: ignore[return-value]
+    def forward(input: Tensor) -> Tensor:
+        if input.ndim != 4 or input.device.type != "cpu" or input.dtype != norm.weight.dtype:
+            return plain(input).relu() if relu else plain(input)
+        return GroupNorm.apply(input, norm.weight, norm.bias, norm.num_groups, norm.eps, relu)  # type: ignore[return-value]
 
     norm.forward = forward
 
