@@ -69,17 +69,17 @@ def loop_of_rounds(make: Callable[[bool], Work], at_once: int, *, tuned: bool = 
     return side
 
 
-def engine_of_rounds(make: Callable[[bool], Work]) -> Make:
-    """fedsoft, two rounds at a time: one with estimation, one without."""
+def engine_of_rounds(make: Callable[[bool], Work], rounds: int = 2) -> Make:
+    """fedsoft, some rounds at a time, every other one with estimation: as many as take longer than to warm up."""
 
     def side(small: bool) -> Side:
         engine = make(small).engine()
 
-        def two_rounds() -> None:
-            engine.round()
-            engine.round()
+        def play() -> None:
+            for _ in range(rounds):
+                engine.round()
 
-        return lambda: piece(two_rounds, lambda: engine.steps, time.process_time)
+        return lambda: piece(play, lambda: engine.steps, time.process_time)
 
     return side
 
@@ -249,6 +249,7 @@ def _agree(difference: float) -> float:
 
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
+MANY = 20  # rounds of some milliseconds
 PLAIN, TUNED = "plain loop", "tuned loop and heap"
 SEQUENCES = (
     ("transformer", "Transformer, 2 layers, 32 tokens, 40 clients", works.transformer, 1.5),
@@ -264,12 +265,12 @@ SMALL = (
 ROWS: dict[str, Row] = {
     "synthetic": Row(
         "synthetic round, 84 clients", PLAIN,
-        loop_of_rounds(works.synthetic, 14), engine_of_rounds(works.synthetic), 700,
+        loop_of_rounds(works.synthetic, 14), engine_of_rounds(works.synthetic, MANY), 700,
         check=same_round(works.synthetic),
     ),
     "synthetic-fedjax": Row(
         "synthetic round, 84 clients", "fedjax",
-        peers.peer_of_rounds(works.synthetic, peers.linear), engine_of_rounds(works.synthetic), 80,
+        peers.peer_of_rounds(works.synthetic, peers.linear), engine_of_rounds(works.synthetic, MANY), 80,
         check=same_as_peer(works.synthetic, peers.linear), obstacle=peers.absent,
     ),
     **{

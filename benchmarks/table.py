@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.machine import MB
-from benchmarks.markdown import duration
+from benchmarks.markdown import duration, number
 from benchmarks.rows import ROWS, Row
 from benchmarks.sides import Process
 
@@ -60,7 +60,7 @@ def show(results: dict[str, Result], last: dict[str, Result], free_cores: float)
         ratio = result["ratio"]
         table.add_row(
             name, row.work, row.against, duration(result["theirs"]["median"]), duration(result["ours"]["median"]),
-            _memory(result), _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
+            _memory(result), _times(ratio), f"{number(result['lowest'])}-{number(result['highest'])}", _reach(row),
             "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
             "" if before is None else change(row, before, ratio),
         )  # fmt: skip
@@ -104,4 +104,4 @@ def _memory(result: Result) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
+    return f"{number(ratio)} x"
