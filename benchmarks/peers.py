@@ -7,6 +7,7 @@ pre-summed, as in the tuned loop.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import sys
@@ -76,7 +77,7 @@ class Peer:
 
     def __init__(self, work: Work, net: Net, centers: Tensor, start: Tensor) -> None:
         jax, jnp, _ = _jax()
-        fedjax: Any = __import__("fedjax")
+        fedjax: Any = importlib.import_module("fedjax")
         self.work, self.steps, self.t = work, 0, 0
         train = work.federation.train
         clients = [train.client(k) for k in range(len(train))]
@@ -222,6 +223,4 @@ def _jax() -> tuple[Any, Any, Any]:
         sys.path.append(str(FOLDER))
     os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import importlib
-
     return tuple(importlib.import_module(name) for name in ("jax", "jax.numpy", "jax.lax"))  # type: ignore[return-value]

@@ -87,16 +87,24 @@ def group_norm(x4: A, weight: A, bias: A, eps: float, relu: bool, out4: A, mean:
 
 @compiled
 def group_norm_gradients(
-    grad4: A, x4: A, out4: A, weight: A, mean: A, scale: A, relu: bool, before4: A, weights: A, biases: A
+    images: tuple[A, A, A], own: tuple[A, A, A], relu: bool, before4: A, found: tuple[A, A]
 ) -> None:
-    """Write the gradient of `x` into `before`, and add those of weight and bias to `weights` and `biases`."""
+    """Go back through `group_norm`.
+
+    Arguments:
+        images: gradient of the output, input and output, `[B, H, W, C]`.
+        own: weight, mean and scale.
+        before4: becomes the gradient of the input.
+        found: gradients of weight and bias are added here.
+    """
+    (grad4, x4, out4), (weight, mean, scale), (weights, biases) = images, own, found
     grad, x, out, before = rows_of(grad4), rows_of(x4), rows_of(out4), rows_of(before4)
     wide, channels, groups = x.shape[2], len(weight), mean.shape[1]
     each, kind = channels // groups, x.dtype.type
     zero, count = kind(0), kind(x.shape[1] * wide // groups)
     sums, alongside = np.empty(wide, x.dtype), np.empty(wide, x.dtype)
     first, second, third = np.empty(wide, x.dtype), np.empty(wide, x.dtype), np.empty(wide, x.dtype)
-    own, its = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    plain, its = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     firsts, seconds, thirds = np.empty(channels, x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for b in range(len(x)):
         for c in range(channels):
@@ -111,14 +119,14 @@ def group_norm_gradients(
                 d[i] = passed
                 sums[i] += passed
                 alongside[i] += passed * (row[i] - first[i])
-        by_channel(sums, own)
+        by_channel(sums, plain)
         by_channel(alongside, its)
         for g in range(groups):
             s, total, product = scale[b, g], zero, zero
             for c in range(g * each, (g + 1) * each):
-                biases[c] += own[c]
+                biases[c] += plain[c]
                 weights[c] += its[c] * s
-                total += weight[c] * own[c]
+                total += weight[c] * plain[c]
                 product += weight[c] * its[c]
             for c in range(g * each, (g + 1) * each):
                 firsts[c] = s * weight[c]

@@ -42,8 +42,8 @@ class GroupNorm(torch.autograd.Function):
         x, out, weight, kept = ctx.saved_tensors
         before, found = torch.empty_like(x), weight.new_zeros(2, len(weight))
         grad, (mean, scale) = images_last(grads[0]), kept.numpy()
-        given = _rows(grad), _rows(x), _rows(out), weight.numpy(), mean, scale, ctx.relu
-        image_kernels.group_norm_gradients(*given, _rows(before), *found.numpy())
+        images, own = (_rows(grad), _rows(x), _rows(out)), (weight.numpy(), mean, scale)
+        image_kernels.group_norm_gradients(images, own, ctx.relu, _rows(before), (found[0].numpy(), found[1].numpy()))
         return before, found[0], found[1], None, None, None
 
 
