@@ -18,7 +18,7 @@ from benchmarks import works
 from benchmarks.markdown import duration, number
 from benchmarks.rows import ROWS
 
-BATCH, CLIENTS = 10, 8
+BATCH, CLIENTS, STACK = 10, 8, 24  # points; clients in a stack of the Transformer, and of the LSTM
 Timed = Callable[[], object]
 
 
@@ -64,6 +64,21 @@ def matrices() -> tuple[list[Timed], float]:
     return found, operations
 
 
+def recurrences() -> tuple[list[Timed], float]:
+    """Those of a step of the LSTM, per client: of all inputs at once, and of hidden states step by step."""
+    steps, before, hidden, gates = 20, 8, 64, 256
+    rows = steps * BATCH
+    shapes = [(1, rows, before, gates), (1, before, rows, gates), (1, hidden, rows, gates)]
+    shapes += [(steps, BATCH, hidden, gates), (steps, BATCH, gates, hidden)]
+    found: list[Timed] = []
+    operations = 0.0
+    for count, m, k, n in shapes:
+        a, b = torch.randn(STACK, m, k), torch.randn(STACK, k, n)
+        found += [lambda a=a, b=b: torch.bmm(a, b)] * count
+        operations += 2.0 * count * m * k * n
+    return found, operations
+
+
 def seconds(timed: Timed, least: float) -> float:
     """The best processor time of a call, of some that take a while together."""
     timed()
@@ -82,12 +97,14 @@ def part(repeats: int, quick: bool) -> dict[str, Any]:
     least = 1e-4 if quick else 5e-3
     known: dict[str, tuple[Callable[[], tuple[list[Timed], float]], str, int]] = {
         "ResNet-8": (convolutions, "resnet-tuned", 1),
+        "LSTM": (recurrences, "lstm", STACK),
         "Transformer": (matrices, "transformer", CLIENTS),
     }
     result = {}
     for name, (products, row, clients) in known.items():
         found, operations = products()
-        bare = sum(seconds(timed, least) for timed in found) / clients
+        once = {timed: seconds(timed, least) for timed in dict.fromkeys(found)}
+        bare = sum(once[timed] for timed in found) / clients
         sides = {"tuned": ROWS[row].theirs(quick), "ours": ROWS[row].ours(quick)}
         steps: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(2 if quick else repeats + 1):
