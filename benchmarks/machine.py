@@ -67,20 +67,31 @@ def rates(repeats: int, seconds: float = 0.1) -> dict[str, dict[str, float]]:
 
 def free_cores(seconds: float = 0.5) -> float:
     """How much more two threads do than one, by the clock: less than 2 where others use the cores too."""
-    a = torch.randn(512, 512)
 
-    def multiply(counts: list[int]) -> None:
+    def product() -> Callable[[], object]:
+        a = torch.randn(512, 512)
+        return lambda: torch.mm(a, a)
+
+    return twice(product, seconds)
+
+
+def twice(make: Callable[[], Callable[[], object]], seconds: float) -> float:
+    """How much more two threads do of some work than one, by the clock, each with its own."""
+    works = make(), make()
+
+    def repeat(work: Callable[[], object], counts: list[int]) -> None:
         torch.set_num_threads(1)  # for this thread
+        work()
         counts.append(0)
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
-            torch.mm(a, a)
+            work()
             counts[-1] += 1
 
     one: list[int] = []
     two: list[list[int]] = [[], []]
-    multiply(one)
-    threads = [threading.Thread(target=multiply, args=(counts,)) for counts in two]
+    repeat(works[0], one)
+    threads = [threading.Thread(target=repeat, args=given) for given in zip(works, two, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
