@@ -76,8 +76,14 @@ docs: $(READY)  ## the page of all algorithms, from their docstrings
 site: $(WRITER)  ## the documentation as web pages, every line of it executed: build/site/index.html
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m website
 
-bench: $(READY)  ## the speed that is to be reached, against loops written by hand; compared with the last time
+bench: $(READY) $(if $(PEERS),build/peers/fedjax)  ## the speed that is to be reached, written into docs/speed.md; make bench PEERS=1 also against fedjax
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+build/peers/fedjax: $(READY)
+	@echo "Installing fedjax into build/peers (first time only, a minute) ..."
+	@mkdir -p build/peers
+	@$(PIP) --target build/peers fedjax
+	@touch $@
 
 release: $(READY)  ## wheel and sdist, checked, and tried in an empty environment of every Python that is found
 	@$(BIN)/python .ci/release.py $(RELEASE)

@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -36,6 +37,40 @@ def seconds_per_gradient(name: str, federation: fs.Federation) -> tuple[float, f
     return rate * 1e9, statistics.median(r.gradients for r in rounds)
 
 
+def measure(repeats: int, quick: bool) -> dict[str, dict[str, float]]:
+    """Every algorithm and FedSoft in turns."""
+    names = ["fedavg", "ifca"] if quick else plugins.names("algorithms")
+    federation = fs.datasets.synthetic(partition="10:90", clients=70 if quick else 100, seed=0)
+    seconds_per_gradient("fedsoft", federation)  # warms up
+    found = {}
+    for name in names:
+        ratios, own, work = [], 0.0, 0.0
+        seconds_per_gradient(name, federation)
+        for _ in range(repeats):
+            reference, _ = seconds_per_gradient("fedsoft", federation)
+            own, work = seconds_per_gradient(name, federation)
+            ratios.append(own / reference)
+        found[name] = {"ratio": statistics.median(ratios), "us_per_1000_gradients": own, "gradients_per_round": work}
+    return found
+
+
+def part(repeats: int, quick: bool) -> dict[str, Any]:
+    """What `make bench` saves."""
+    return {"algorithms": measure(1 if quick else min(3, repeats), quick)}
+
+
+def block(result: dict[str, Any]) -> str:
+    """A sentence on a page."""
+    ratios = {name: row["ratio"] for name, row in result["algorithms"].items() if name != "fedsoft"}
+    order = sorted(ratios, key=lambda name: ratios[name])
+    middle, ends = order[len(order) // 2], [*order[:1], *order[-3:]]
+    told = ", ".join(f"{ratios[name]:.2g} (`{name}`)" for name in dict.fromkeys(ends))
+    return (
+        f"Per unit of client work on synthetic data, {len(order)} other algorithms take a median of "
+        f"{ratios[middle]:.2g} times as long as FedSoft; the least and the three most: {told}."
+    )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=3, help="turns that each algorithm takes against FedSoft")
@@ -43,17 +78,7 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="save the figures here")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    repeats, names = (1, ["fedavg", "ifca"]) if chosen.quick else (chosen.repeats, plugins.names("algorithms"))
-    federation = fs.datasets.synthetic(partition="10:90", clients=70 if chosen.quick else 100, seed=0)
-    seconds_per_gradient("fedsoft", federation)  # warms up
-    found = {}
-    for name in names:
-        ratios, own, work = [], 0.0, 0.0
-        for _ in range(repeats):
-            reference, _ = seconds_per_gradient("fedsoft", federation)
-            own, work = seconds_per_gradient(name, federation)
-            ratios.append(own / reference)
-        found[name] = {"ratio": statistics.median(ratios), "us_per_1000_gradients": own, "gradients_per_round": work}
+    found = measure(1 if chosen.quick else chosen.repeats, chosen.quick)
     table = Table("algorithm", "gradients a round", "µs per 1,000 gradients", "multiple of FedSoft")
     for name, row in sorted(found.items(), key=lambda item: item[1]["ratio"]):
         table.add_row(

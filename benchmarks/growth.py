@@ -1,9 +1,9 @@
 """How a synthetic round grows with clients and with centers.
 
-    python -m benchmarks.growth [--repeats 9] [--quick] [--million] [--json FILE]
+    python -m benchmarks.growth [--repeats 9] [--quick] [--json FILE]
 
 One thread. Growth from 100 to 10,000 clients, each size in a process of its own: time, and the peak of memory less what
-the imports take. Then rounds that draw 60 clients of 100 to 100,000, or of a million that keep their points on disk.
+the imports take. Then rounds that draw 60 clients of 100 to 1,000,000, with their points on disk where memory is short.
 Then the train job with 2 and with 8 centers, in turns: a local step should not cost more.
 
 Two rounds (one with estimation, one without) are timed together; of all repeats the best and the median are kept. Times
@@ -33,12 +33,14 @@ from tests.helpers import engine_for
 
 import fedsoft as fs
 from benchmarks.machine import MB, describe, memory
+from benchmarks.markdown import duration, table
 from benchmarks.sides import ROOT
 from fedsoft.core.contract import State
 from fedsoft.engine.local import LocalEngine
 
 SIZES = [100, 300, 1000, 3000, 10000]
-DRAWN, FROM, MILLION = 60, [100, 10_000, 100_000], 1_000_000
+DRAWN, FROM = 60, [100, 10_000, 100_000, 1_000_000]
+SLOWER, MAKING, MEMORY = 3, 2, 16  # at most: times the first up to 100,000; seconds for as many; GB for a million
 
 
 def ready(federation: fs.Federation, S: int = 2, **settings: Any) -> tuple[LocalEngine, State]:
@@ -107,15 +109,15 @@ def drawn(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
 
 
 def show_drawn(results: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"a round without estimation that draws {DRAWN} clients")
+    shown = Table(title=f"a round without estimation that draws {DRAWN} clients")
     for column in ("clients", "making s (cores)", "by the clock", "ms per round", "median", "to the first", "peak MB"):
-        table.add_column(column, justify="right")
+        shown.add_column(column, justify="right")
     for r in results:
-        table.add_row(
+        shown.add_row(
             f"{r['clients']:,}", f"{r['made_cpu']:.2f}", f"{r['made_clock']:.2f}", f"{r['best'] * 1e3:.1f}",
             f"{r['median'] * 1e3:.1f}", f"{r['median'] / results[0]['median']:.2f}", f"{r['extra_bytes'] / MB:.0f}",
         )  # fmt: skip
-    return table
+    return shown
 
 
 def grow(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
@@ -129,17 +131,17 @@ def grow(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
 
 
 def show_growth(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="growth (memory beyond what the imports take)")
+    shown = Table(title="growth (memory beyond what the imports take)")
     for column in ("clients", "s per round", "median", "µs per client", "peak MB", "KB per client", "data", "chunk"):
-        table.add_column(column, justify="right")
+        shown.add_column(column, justify="right")
     for r in results:
         clients, kilobytes = r["clients"], 1024 * r["clients"]
-        table.add_row(
+        shown.add_row(
             f"{clients:,}", f"{r['best']:.3f}", f"{r['median']:.3f}", f"{r['best'] / clients * 1e6:.0f}",
             f"{r['extra_bytes'] / MB:.0f}", f"{r['extra_bytes'] / kilobytes:.0f}",
             f"{r['data_bytes'] / kilobytes:.0f}", f"{r['chunk']:,}",
         )  # fmt: skip
-    return table
+    return shown
 
 
 def compare_centers(clients: int, repeats: int, counts: tuple[int, int] = (2, 8)) -> dict[str, Any]:
@@ -157,7 +159,45 @@ def compare_centers(clients: int, repeats: int, counts: tuple[int, int] = (2, 8)
             job()
             seconds[S].append(time.process_time() - began)
     few, many = (statistics.median(seconds[S]) for S in counts)
-    return {"centers": list(counts), "medians": [few, many], "ratio": many / few}
+    return {"clients": clients, "centers": list(counts), "medians": [few, many], "ratio": many / few}
+
+
+def part(repeats: int, quick: bool) -> dict[str, Any]:
+    """What `make bench` saves of rounds that draw few of many clients."""
+    return {"drawn": drawn([20, 100] if quick else FROM, 1 if quick else repeats)}
+
+
+def block(result: dict[str, Any]) -> str:
+    """The same on a page."""
+    rows, first = [], result["drawn"][0]["median"]
+    for r in result["drawn"]:
+        goals = [f"at most {SLOWER}"] if 100 < r["clients"] <= 100_000 else []
+        goals += [f"made in {MAKING} s"] if r["clients"] == 100_000 else []
+        goals += [f"{MEMORY} GB"] if r["clients"] == 1_000_000 else []
+        rows.append([
+            f"{r['clients']:,}", f"{r['made_clock']:.2f} s", duration(r["median"]), duration(r["best"]),
+            f"**{r['median'] / first:.3g}**", f"{r['extra_bytes'] / 1e9:.2g} GB", ", ".join(goals),
+        ])  # fmt: skip
+    heads = ["clients", "made in", "a round", "the quickest", "to the first", "memory at most", "goal"]
+    return table(heads, rows)
+
+
+def growth_part(repeats: int, quick: bool) -> dict[str, Any]:
+    """What `make bench` saves of rounds of all clients."""
+    found = grow([20, 40] if quick else SIZES, 2 if quick else repeats)
+    return {"growth": found, "centers": compare_centers(8 if quick else 84, 1 if quick else repeats)}
+
+
+def growth_block(result: dict[str, Any]) -> str:
+    """Sentences on a page."""
+    sizes = [
+        f"{duration(r['median'])} and {r['extra_bytes'] / MB:.0f} MB for {r['clients']:,}" for r in result["growth"]
+    ]
+    (few, many), clients = result["centers"]["medians"], result["centers"]["clients"]
+    return (
+        f"A round of all clients takes {', '.join(sizes)} clients. Training {clients} clients takes {few * 1e3:.3g} ms "
+        f"with 2 centers, {many * 1e3:.3g} ms with 8."
+    )
 
 
 def main() -> None:
@@ -165,7 +205,6 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=9, help="pairs of rounds to time (default 9)")
     options.add_argument("--json", type=Path, metavar="FILE", help="save all numbers here")
     options.add_argument("--quick", action="store_true", help="few clients, sizes and repeats")
-    options.add_argument("--million", action="store_true", help="draw from a million clients, too (half an hour)")
     options.add_argument("--one-size", type=int, help=argparse.SUPPRESS)  # what `grow` starts
     options.add_argument("--one-drawn", type=int, help=argparse.SUPPRESS)  # what `drawn` starts
     chosen = options.parse_args()
@@ -185,7 +224,7 @@ def main() -> None:
     console.print("{cpu}, torch {torch}, load {load}".format(**result["machine"]))
     result["growth"] = grow([20, 40] if chosen.quick else SIZES, repeats)
     console.print(show_growth(result["growth"]))
-    sizes = [20, 100] if chosen.quick else FROM + [MILLION] * chosen.million
+    sizes = [20, 100] if chosen.quick else FROM
     result["drawn"] = drawn(sizes, repeats)
     console.print(show_drawn(result["drawn"]))
     result["centers"] = compare_centers(8 if chosen.quick else 84, repeats)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -18,8 +17,7 @@ import torch
 import fedsoft as fs
 
 MB = 2**20
-GEMM = {"1024 square": (1024, 1024, 1024), "second convolution": (64, 800, 980)}
-"""Products [m, k] x [k, n]. The second: that of the letters CNN on five images, with its patches as columns."""
+SQUARE, CONVOLUTION = "1024 square", "second convolution"
 COPY = {"6.7 MB": 1_671_578, "64 MB": 2**24}
 """Floats. The first is the parameter vector of the letters CNN, which stays in the cache; the second does not."""
 
@@ -36,11 +34,15 @@ def describe() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gemm_rate(shape: tuple[int, int, int], seconds: float = 0.1) -> float:
-    """Floating-point operations per second of a product in single precision."""
-    m, k, n = shape
-    a, b, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
-    return 2 * m * k * n / _per_call(lambda: torch.mm(a, b, out=out), seconds)
+def product_rate(what: str, seconds: float = 0.1) -> float:
+    """Floating-point operations per second, in single precision, of a product of large matrices, or of the second
+    convolution of the letters CNN on five images: torch takes them from two libraries."""
+    if what == SQUARE:
+        a, b, out = (torch.randn(1024, 1024) for _ in range(3))
+        return 2 * 1024**3 / _per_call(lambda: torch.mm(a, b, out=out), seconds)
+    x = torch.randn(5, 32, 14, 14).contiguous(memory_format=torch.channels_last)
+    w = torch.randn(64, 32, 5, 5)
+    return 2 * 5 * 14 * 14 * 800 * 64 / _per_call(lambda: torch.conv2d(x, w, padding=2), seconds)
 
 
 def copy_rate(floats: int, seconds: float = 0.1) -> float:
@@ -51,10 +53,13 @@ def copy_rate(floats: int, seconds: float = 0.1) -> float:
 
 def rates(repeats: int, seconds: float = 0.1) -> dict[str, dict[str, float]]:
     """All rates, in units of 10^9 per second: the best of some tries, since only that is the machine's own."""
-    best: dict[str, dict[str, float]] = {"gemm": dict.fromkeys(GEMM, 0.0), "copy": dict.fromkeys(COPY, 0.0)}
+    best: dict[str, dict[str, float]] = {
+        "gemm": dict.fromkeys((SQUARE, CONVOLUTION), 0.0),
+        "copy": dict.fromkeys(COPY, 0.0),
+    }
     for _ in range(repeats):
-        for name, shape in GEMM.items():
-            best["gemm"][name] = max(best["gemm"][name], gemm_rate(shape, seconds) / 1e9)
+        for name in best["gemm"]:
+            best["gemm"][name] = max(best["gemm"][name], product_rate(name, seconds) / 1e9)
         for name, floats in COPY.items():
             best["copy"][name] = max(best["copy"][name], copy_rate(floats, seconds) / 1e9)
     return best
@@ -62,20 +67,31 @@ def rates(repeats: int, seconds: float = 0.1) -> dict[str, dict[str, float]]:
 
 def free_cores(seconds: float = 0.5) -> float:
     """How much more two threads do than one, by the clock: less than 2 where others use the cores too."""
-    a = torch.randn(512, 512)
 
-    def multiply(counts: list[int]) -> None:
+    def product() -> Callable[[], object]:
+        a = torch.randn(512, 512)
+        return lambda: torch.mm(a, a)
+
+    return twice(product, seconds)
+
+
+def twice(make: Callable[[], Callable[[], object]], seconds: float) -> float:
+    """How much more two threads do of some work than one, by the clock, each with its own."""
+    works = make(), make()
+
+    def repeat(work: Callable[[], object], counts: list[int]) -> None:
         torch.set_num_threads(1)  # for this thread
+        work()
         counts.append(0)
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
-            torch.mm(a, a)
+            work()
             counts[-1] += 1
 
     one: list[int] = []
     two: list[list[int]] = [[], []]
-    multiply(one)
-    threads = [threading.Thread(target=multiply, args=(counts,)) for counts in two]
+    repeat(works[0], one)
+    threads = [threading.Thread(target=repeat, args=given) for given in zip(works, two, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -91,19 +107,6 @@ def _per_call(function: Callable[[], object], seconds: float) -> float:
         function()
         calls += 1
     return spent / calls
-
-
-def keep_heap() -> bool:
-    """Have glibc keep freed memory instead of giving it back to the kernel; False where there is no glibc.
-
-    Tensors of some megabytes are otherwise new pages every time, zeroed by the kernel.
-    """
-    trim_threshold, mmap_threshold = -1, -3
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        return bool(libc.mallopt(mmap_threshold, 32 * MB)) and bool(libc.mallopt(trim_threshold, 2**31 - 1))
-    except (OSError, AttributeError):
-        return False
 
 
 def memory() -> tuple[int, int]:

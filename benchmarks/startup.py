@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.markdown import table
 
 FEDSOFT = [sys.executable, "-c", "from fedsoft.cli import main; main()"]
 GOALS = {"--help": 0.3, "ls": 0.5, "show": 0.7, "run digits-2 --rounds 1": 3.0, "export": 10.0}
@@ -80,15 +81,30 @@ def measure(repeats: int, clients: int) -> dict[str, list[float]]:
     return found
 
 
-def show(found: dict[str, list[float]], clients: int) -> Table:
-    table = Table(title="processor seconds of a command, warm")
-    for column in ("command", "median", "least", "goal"):
-        table.add_column(column, justify="left" if column == "command" else "right")
-    for what, spent in found.items():
-        name = f"{clients} personal MLPs to ONNX" if what == "export" else what
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """What is shown of each command."""
+    found = []
+    for what, spent in result["seconds"].items():
+        name = f"{result['clients']} personal MLPs to ONNX" if what == "export" else what
         goal = f"{GOALS[what]:g}" if what in GOALS else ""
-        table.add_row(name, f"{statistics.median(spent):.2f}", f"{min(spent):.2f}", goal)
-    return table
+        times = [f"{value:.2f}" for value in (statistics.median(spent), min(spent), max(spent))]
+        found.append([name, *times, goal])
+    return found
+
+
+HEADS = ["command", "median", "least", "most", "goal"]
+
+
+def part(repeats: int, quick: bool) -> dict[str, Any]:
+    """What `make bench` saves."""
+    clients = 4 if quick else 200
+    return {"clients": clients, "seconds": measure(1 if quick else repeats, clients)}
+
+
+def block(result: dict[str, Any]) -> str:
+    """The same on a page, in processor seconds."""
+    found = rows(result)
+    return table(HEADS, [[f"`{what}`" if what in GOALS else what, *times] for what, *times in found])
 
 
 def main() -> None:
@@ -102,9 +118,12 @@ def main() -> None:
         options.error("--repeats should be 1 or more")
     repeats, clients = (1, 4) if chosen.quick else (chosen.repeats, chosen.clients)
     found = measure(repeats, clients)
-    Console(width=100).print(show(found, clients))
+    result: dict[str, Any] = {"machine": describe(), "clients": clients, "seconds": found}
+    shown = Table(*HEADS, title="processor seconds of a command, warm")
+    for row in rows(result):
+        shown.add_row(*row)
+    Console(width=100).print(shown)
     if chosen.json:
-        result: dict[str, Any] = {"machine": describe(), "clients": clients, "seconds": found}
         chosen.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.machine import MB
+from benchmarks.markdown import duration, number
 from benchmarks.rows import ROWS, Row
 from benchmarks.sides import Process
 
@@ -58,8 +59,8 @@ def show(results: dict[str, Result], last: dict[str, Result], free_cores: float)
         before = last.get(name, {}).get("ratio")
         ratio = result["ratio"]
         table.add_row(
-            name, row.work, row.against, _time(result["theirs"]["median"]), _time(result["ours"]["median"]),
-            _memory(result), _times(ratio), f"{result['lowest']:.3g}-{result['highest']:.3g}", _reach(row),
+            name, row.work, row.against, duration(result["theirs"]["median"]), duration(result["ours"]["median"]),
+            _memory(result), _times(ratio), f"{number(result['lowest'])}-{number(result['highest'])}", _reach(row),
             "yes" if row.reached(ratio) else "busy" if row.two_cores and free_cores < row.reach else "NO",
             "" if before is None else change(row, before, ratio),
         )  # fmt: skip
@@ -93,7 +94,7 @@ def _round(value: float) -> float:
 
 
 def _reach(row: Row) -> str:
-    return f"{'at most ' if row.at_most else ''}{_times(row.reach)}{f' (aim {row.aim:.0f})' if row.aim else ''}"
+    return f"{'at most ' if row.at_most else ''}{_times(row.reach)}"
 
 
 def _memory(result: Result) -> str:
@@ -103,9 +104,4 @@ def _memory(result: Result) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
-
-
-def _time(seconds: float) -> str:
-    scale, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-    return f"{seconds * scale:.3g} {unit}"
+    return f"{number(ratio)} x"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import benchmarks.__main__ as bench
 import pytest
 import torch
 from benchmarks import page
@@ -77,12 +78,12 @@ def result(ratio: float) -> Result:
 
 def test_the_table_says_what_was_reached_and_what_changed() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
-    now = {"letters": result(2.6), "letters-limit": result(1.9), "lstm": {"skipped": "there is no torch"}}
+    now = {"letters": result(3.7), "letters-limit": result(1.9), "lstm": {"skipped": "there is no torch"}}
     now["letters-workers"] = result(1.1)
-    console.print(show(now, {"letters": result(3.5), "letters-limit": result(1.8)}, free_cores=1.2))
+    console.print(show(now, {"letters": result(4.9), "letters-limit": result(1.8)}, free_cores=1.2))
     letters, limit, lstm, workers = [line for line in console.export_text().splitlines() if line.startswith("│")]
-    assert ["yes", "3.5 x WORSE"] == [cell.strip() for cell in letters.split("│")[-3:-1]]
-    assert ["at most 1.8 x", "NO", "1.8 x"] == [cell.strip() for cell in limit.split("│")[-4:-1]]
+    assert ["yes", "4.9 x WORSE"] == [cell.strip() for cell in letters.split("│")[-3:-1]]
+    assert ["at most 1.5 x", "NO", "1.8 x"] == [cell.strip() for cell in limit.split("│")[-4:-1]]
     assert "skipped" in lstm
     assert "busy" in workers
 
@@ -118,9 +119,42 @@ def test_tables_on_pages_are_those_of_the_saved_results(name: str) -> None:
 def test_rows_of_several_commits_say_so() -> None:
     results = read(page.SAVED)
     rows = {"letters": result(2.5) | {"commit": "abc"}, "letters-limit": result(1.9) | {"commit": "def"}}
-    several = page.block(results | {"rows": rows}, ("letters", "letters-limit", "lstm")).splitlines()
-    assert several[-2].endswith("| **2.5** | 1.5 to 3.5 | 2.5 | abc |")
-    assert several[-1].endswith("| **1.9** | 0.9 to 2.9 | at most 1.8 | def |")
-    assert page.block(results | {"rows": rows}, ("letters",)).splitlines()[0].endswith("commit abc.")
+    several = page.rows_of(results | {"rows": rows}, ("letters", "letters-limit", "lstm")).splitlines()
+    assert several[-2].endswith("| **2.5** | 1.5 to 3.5 | 3.6 | abc |")
+    assert several[-1].endswith("| **1.9** | 0.9 to 2.9 | at most 1.5 | def |")
+    assert page.rows_of(results | {"rows": rows}, ("letters",)).splitlines()[0].endswith("commit abc.")
     with pytest.raises(SystemExit, match="marks"):
-        page.written("no marks", results, ("letters",))
+        page.written("no marks", results, {"speed": page.speed})
+
+
+def test_parts_of_another_commit_say_so() -> None:
+    commands = {"clients": 200, "seconds": {"ls": [0.3, 0.5, 0.4], "export": [9.0]}, "commit": "def"}
+    results = {"rows": {"letters": result(2.5) | {"commit": "abc"}}, "parts": {"commands": commands}}
+    text = page.part("commands")(results)
+    assert "| `ls` | 0.40 | 0.30 | 0.50 | 0.5 |" in text
+    assert "| 200 personal MLPs to ONNX | 9.00 | 9.00 | 9.00 | 10 |" in text
+    assert text.endswith("Measured at commit def.")
+    assert page.part("drawn")(results) == "Not measured yet."
+
+
+def test_a_bench_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(name: str, repeats: int, small: bool) -> Result:
+        if name == "letters-tuned" and len(measured) < 2:
+            raise KeyboardInterrupt
+        measured.append(name)
+        return result(2.0)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "ROWS", {name: ROWS[name] for name in ("letters", "letters-tuned")})
+    monkeypatch.setattr(bench.page, "PARTS", {})
+    monkeypatch.setattr(bench.page, "commit", lambda: "abc")
+    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(tmp_path / "results.json"), "--repeats", "1"])
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    assert measured == ["letters"]
+    measured.append("stopped")
+    bench.main()
+    assert measured == ["letters", "stopped", "letters-tuned"]
+    assert [*read(tmp_path / "results.json")["rows"]] == ["letters", "letters-tuned"]

@@ -80,3 +80,17 @@ except KeyboardInterrupt:
     printed, _ = process.communicate(timeout=30)
     assert printed.splitlines()[-1] == "interrupted 1"
     assert len(printed.splitlines()) < 20
+
+
+def test_the_largest_are_begun_first_and_results_stay_in_order() -> None:
+    begun: list[int] = []
+    lock = threading.Lock()
+
+    def work(k: int) -> int:
+        with lock:
+            begun.append(k)
+        time.sleep(0.05)
+        return k
+
+    assert in_order(work, range(4), 2, [1, 2, 4, 3]) == [0, 1, 2, 3]
+    assert {*begun[:2]} == {2, 3}

@@ -20,9 +20,16 @@ from fedsoft.core.batches import Problem
 from fedsoft.core.client_data import Augment, ClientData, DataShape, augmented
 from fedsoft.core.client_draws import Draws
 from fedsoft.core.model import Model
+from fedsoft.networks import few_products as products
 from tests.helpers import random_stack
 
 SHAPE = DataShape("classification", (2, 9, 8), 5)
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few products also where the library's own convolutions are faster."""
+    monkeypatch.setattr(products, "WIDE", False)
 
 
 def letters(head: nn.Module) -> nn.Module:
@@ -156,6 +163,24 @@ def test_few_products_are_close_in_single_precision() -> None:
     w, (x, y, weight) = random_stack(model, 1), batch(1, 5)
     exact, found = model.by("loop").gradient(w, x, y, weight), model.gradient(w.float(), x.float(), y, weight.float())
     assert (found - exact).norm() < 3e-6 * exact.norm()
+
+
+def test_wide_vectors_leave_convolutions_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kinds() -> list[str]:
+        chain: Any = fs.models.module(NETWORKS["few products"])(SHAPE).backend
+        return [type(link.make()).__name__ for link in chain.network.links]
+
+    assert "FewProducts" in kinds()
+    monkeypatch.setattr(products, "WIDE", True)
+    assert "FewProducts" not in kinds()
+
+
+def test_images_that_all_models_see_give_the_same_outputs() -> None:
+    model = fs.models.module(NETWORKS["letters"])(SHAPE)
+    w, (x, _, _) = random_stack(model, 3), batch(1, 70)
+    together = model.outputs(w, x.expand(3, *x.shape[1:]))
+    torch.testing.assert_close(together, model.outputs(w, x.repeat(3, 1, 1, 1, 1)), rtol=0, atol=0)
+    torch.testing.assert_close(together, model.by("loop").outputs(w, x.repeat(3, 1, 1, 1, 1)))
 
 
 # --- a whole solve ----------------------------------------------------------------------------------------------------

@@ -176,24 +176,44 @@ def thin_outputs(x: A, w: A, bias: A, out: A) -> None:
 
 @compiled
 def thin_input_gradients(grad: A, w: A, out: A) -> None:
-    """`out[B, in] = grad[B, out] w[out, in]` for few points: one pass over a large w, four rows at a time."""
-    rows, width = w.shape
+    """`out[B, in] = grad[B, out] w[out, in]` for few points: one pass over a large w, four rows and five points at a
+    time."""
+    points, (rows, width), zero = len(out), w.shape, out.dtype.type(0)
     out[:] = 0
-    o = 0
-    while o + 4 <= rows:
-        w0, w1, w2, w3 = w[o], w[o + 1], w[o + 2], w[o + 3]
-        for b in range(len(out)):
-            out_b, s0, s1, s2, s3 = out[b], grad[b, o], grad[b, o + 1], grad[b, o + 2], grad[b, o + 3]
+    for o in range(0, rows, 4):
+        # Beyond the last row another one counts 0 times.
+        a1, a2, a3 = min(o + 1, rows - 1), min(o + 2, rows - 1), min(o + 3, rows - 1)
+        w0, w1, w2, w3 = w[o], w[a1], w[a2], w[a3]
+        b = 0
+        while b + 5 <= points:
+            out0, out1, out2, out3, out4 = out[b], out[b + 1], out[b + 2], out[b + 3], out[b + 4]
+            g = grad[b : b + 5]
+            p0, p1, p2, p3, p4 = g[0, o], g[1, o], g[2, o], g[3, o], g[4, o]
+            q0, q1, q2, q3, q4 = g[0, a1], g[1, a1], g[2, a1], g[3, a1], g[4, a1]
+            r0, r1, r2, r3, r4 = g[0, a2], g[1, a2], g[2, a2], g[3, a2], g[4, a2]
+            s0, s1, s2, s3, s4 = g[0, a3], g[1, a3], g[2, a3], g[3, a3], g[4, a3]
+            if o + 1 >= rows:
+                q0, q1, q2, q3, q4 = zero, zero, zero, zero, zero
+            if o + 2 >= rows:
+                r0, r1, r2, r3, r4 = zero, zero, zero, zero, zero
+            if o + 3 >= rows:
+                s0, s1, s2, s3, s4 = zero, zero, zero, zero, zero
             for i in range(width):
-                out_b[i] += s0 * w0[i] + s1 * w1[i] + s2 * w2[i] + s3 * w3[i]
-        o += 4
-    while o < rows:
-        w0 = w[o]
-        for b in range(len(out)):
-            out_b, s0 = out[b], grad[b, o]
+                x0, x1, x2, x3 = w0[i], w1[i], w2[i], w3[i]
+                out0[i] += p0 * x0 + q0 * x1 + r0 * x2 + s0 * x3
+                out1[i] += p1 * x0 + q1 * x1 + r1 * x2 + s1 * x3
+                out2[i] += p2 * x0 + q2 * x1 + r2 * x2 + s2 * x3
+                out3[i] += p3 * x0 + q3 * x1 + r3 * x2 + s3 * x3
+                out4[i] += p4 * x0 + q4 * x1 + r4 * x2 + s4 * x3
+            b += 5
+        while b < points:
+            out0, p0 = out[b], grad[b, o]
+            q0 = grad[b, a1] if o + 1 < rows else zero
+            r0 = grad[b, a2] if o + 2 < rows else zero
+            s0 = grad[b, a3] if o + 3 < rows else zero
             for i in range(width):
-                out_b[i] += s0 * w0[i]
-        o += 1
+                out0[i] += p0 * w0[i] + q0 * w1[i] + r0 * w2[i] + s0 * w3[i]
+            b += 1
 
 
 @compiled

@@ -29,6 +29,7 @@ from fedsoft.engine.cost import Cost, size_of
 from fedsoft.engine.job_checks import check_job, check_reply, finite_rows, not_finite
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import DivergedError, StoreError, advice
+from fedsoft.machine.heap import keep_heap
 from fedsoft.machine.resources import cores, memory_size
 from fedsoft.machine.threads import in_order
 from fedsoft.safety.conditions import Conditions
@@ -81,6 +82,7 @@ class ClientHost:
         least_points: int = 1,
     ) -> None:  # fmt: skip
         resources = resources or Resources()
+        keep_heap()
         self.training, self.conditions = training, conditions or Conditions()
         self.algorithm, self.model, self.names = training.algorithm, training.model, list(names)
         self.named = Names.of(names)
@@ -164,7 +166,7 @@ class ClientHost:
             replies.put(part, blank(reply, [*facts.refused]) if facts.refused.keys() - lost.keys() else reply)
             return cost, (len(part), merged(facts, lost)), Released() if noise is None else noise.released
 
-        done = self._chunks(len(rows), work)
+        done = self._chunks(len(rows), work, rows)
         cost = sum((cost for cost, _, _ in done), Cost())
         facts = Facts.join([facts for _, facts, _ in done])
         return JobResult(cost, replies, facts, Released.most(released for _, _, released in done))
@@ -238,11 +240,14 @@ class ClientHost:
         own = state.seen_by(torch.as_tensor(rows, device=self.device))
         return self.algorithm.predict(site, self.client_states.take(rows), own)
 
-    def _chunks(self, count: int, work: Callable[[np.ndarray], R]) -> list[R]:
-        """Do the work on the rows of each chunk; return the results in order."""
-        return in_order(
-            work, np.split(np.arange(count), range(self.chunk, count, self.chunk)) if count else [], self.workers
-        )
+    def _chunks(self, count: int, work: Callable[[np.ndarray], R], rows: Ids | None = None) -> list[R]:
+        """Do the work on each chunk of some `rows` (default: all clients); return the results in order."""
+        if not count:
+            return []
+        sizes = self.data.sizes.cpu().numpy()
+        parts = np.split(np.arange(count), range(self.chunk, count, self.chunk))
+        points = np.add.reduceat(sizes if rows is None else sizes[rows], [part[0] for part in parts])
+        return in_order(work, parts, self.workers, points.tolist())
 
     def _store(self, count: int) -> ClientStore:
         return ClientStore(count, self.budget, folder=self.scratch, device=self.data.x.device)

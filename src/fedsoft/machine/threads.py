@@ -32,9 +32,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+def in_order(work: Callable[[T], R], items: Sequence[T], workers: int, sizes: Sequence[float] | None = None) -> list[R]:
     """Return `[work(item) for item in items]`, computed by this many threads, each of which uses one core.
 
+    Where there are `sizes`, the largest items are begun first, so that no thread is left with a long one at the end.
     An error is that of the first item that fails, as in a plain loop. After an error, or Ctrl-C, items that no thread
     has begun are left out, and the others are waited for.
     """
@@ -54,8 +55,9 @@ def in_order(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
                 return list(map(work, items))
         pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="fedsoft")
         try:
+            order = range(len(items)) if sizes is None else sorted(range(len(items)), key=lambda k: -sizes[k])
             with submitting:
-                futures = [pool.submit(do, item) for item in items]
-            return [future.result() for future in futures]
+                futures = {k: pool.submit(do, items[k]) for k in order}
+            return [futures[k].result() for k in range(len(items))]
         finally:
             pool.shutdown(cancel_futures=True)

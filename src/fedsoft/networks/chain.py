@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fedsoft.core.model import Layout, OuterProduct, Params
 from fedsoft.machine.threads import PerThread
-from fedsoft.networks import layers
-from fedsoft.networks.few_products import LEAST, FewProducts
+from fedsoft.networks import few_products, layers
 from fedsoft.networks.layers import Layer
 
 EVALUATED_AT_ONCE = 32  # images; more do not fit the cache
@@ -42,29 +41,52 @@ class Chain:
         self.here = PerThread()
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
+        models = [self._by_layer({name: part[k] for name, part in params.items()}) for k in range(len(x))]
+        if len(models) > 1 and x.stride(0) == 0:  # all see the same images: their patches are taken once
+            parts = x[0].split(EVALUATED_AT_ONCE)
+            found = [torch.stack([self._forward(own, part, k > 0) for k, own in enumerate(models)]) for part in parts]
+            return torch.cat(found, 1)
         rows = []
-        for k, inputs in enumerate(x):
-            own = {name: part[k] for name, part in params.items()}
-            rows.append(torch.cat([self._forward(own, part).clone() for part in inputs.split(EVALUATED_AT_ONCE)]))
+        for own, inputs in zip(models, x, strict=True):
+            rows.append(torch.cat([self._forward(own, part) for part in inputs.split(EVALUATED_AT_ONCE)]))
         return torch.stack(rows)
 
     def gradient(
         self, w: Tensor, x: Tensor, loss_gradient: Callable[[Tensor], Tensor], out: Tensor, key: Tensor | None = None
     ) -> list[OuterProduct]:
-        params, gradient = self.layout.unflatten(w), self.layout.unflatten(out)
-        grad: Tensor | None = loss_gradient(self._forward(params, x))
+        given, wanted = self._views("given", w), self._views("wanted", out)
+        for layer, own in zip(self._layers(), given, strict=True):
+            x = layer.forward(x, own)
+        grad: Tensor | None = loss_gradient(x)
         products: list[OuterProduct] = []
-        for number, (layer, link) in reversed(list(enumerate(zip(self._layers(), self.links, strict=True)))):
+        for number, layer in reversed(list(enumerate(self._layers()))):
             assert grad is not None
-            own, its = ({key: part[name] for key, name in link.names.items()} for part in (params, gradient))
-            grad, found = layer.backward(grad, own, its, number == 0)
+            grad, found = layer.backward(grad, given[number], wanted[number], number == 0)
             products += found
         return products
 
-    def _forward(self, params: Params, x: Tensor) -> Tensor:
-        for layer, link in zip(self._layers(), self.links, strict=True):
-            x = layer.forward(x, {key: params[name] for key, name in link.names.items()})
-        return x
+    def _forward(self, parts: Sequence[Params], x: Tensor, again: bool = False) -> Tensor:
+        """Return the outputs for images, which are the same as in the last call where it is done `again`."""
+        for number, (layer, own) in enumerate(zip(self._layers(), parts, strict=True)):
+            if again and number == 0 and isinstance(layer, layers.FirstConvolution):
+                x = layer.products(own)
+            else:
+                x = layer.forward(x, own)
+        return x.clone()
+
+    def _by_layer(self, params: Params) -> list[Params]:
+        return [{key: params[name] for key, name in link.names.items()} for link in self.links]
+
+    def _views(self, kept: str, w: Tensor) -> list[Params]:
+        """Return the parts of `w[P]` by layer: those of the last call where they are in the same memory.
+
+        It cannot be that of another tensor meanwhile, because views keep it.
+        """
+        place, views = getattr(self.here, kept, (None, []))
+        if place != (w.data_ptr(), w.dtype, w.shape):
+            views = self._by_layer(self.layout.unflatten(w))
+            setattr(self.here, kept, ((w.data_ptr(), w.dtype, w.shape), views))
+        return views
 
     def _layers(self) -> list[Layer]:
         """Return the layers of this thread: each has its own, and with them its own memory."""
@@ -118,8 +140,8 @@ def _maker(part: nn.Module, names: dict[str, str], first: bool) -> Callable[[], 
         if first and square and part.in_channels * kernel[0] ** 2 <= FEW_TAPS:
             return lambda: layers.FirstConvolution(kernel[0], int(padding[0]))
         few = kernel[0] == KERNEL and square and 0 <= int(padding[0]) < KERNEL
-        if few and min(part.in_channels, part.out_channels) >= LEAST:
-            return lambda: FewProducts(int(padding[0]))
+        if few and not few_products.WIDE and min(part.in_channels, part.out_channels) >= few_products.LEAST:
+            return lambda: few_products.FewProducts(int(padding[0]))
         return lambda: layers.Convolution(stride, [int(side) for side in padding])
     if type(part) is nn.MaxPool2d:
         plain = (_side(part.kernel_size), _side(part.stride), _side(part.padding), _side(part.dilation)) == (2, 2, 0, 1)

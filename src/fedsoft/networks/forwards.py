@@ -16,6 +16,7 @@ from fedsoft.core.client_data import DataShape
 from fedsoft.core.model import Layout, OuterProduct, Params, Step
 from fedsoft.errors import InputError
 from fedsoft.machine.threads import PerThread
+from fedsoft.networks.channels_last import images_last, prepare
 from fedsoft.networks.inputs import Inputs, Reader, arguments, token_errors
 from fedsoft.networks.passes import Pass
 from fedsoft.networks.stacking import Stackable
@@ -34,6 +35,7 @@ class Network:
         reader: from inputs as they are kept to those that the network is called with.
         watched: whether its calls are to be watched for draws and statistics (see `passes`).
         local: whether clients keep their statistics to themselves.
+        last: whether images lie with their channels last where one client is computed after the other.
     """
 
     net: nn.Module
@@ -43,6 +45,7 @@ class Network:
     reader: Reader = field(default_factory=Reader)
     watched: bool = False
     local: bool = False
+    last: bool = False
 
     def watch(self, passing: Pass) -> AbstractContextManager[Any]:
         return passing if self.watched else nullcontext()
@@ -154,6 +157,8 @@ class LoopedModule:
 
     def _call(self, net: nn.Module, x: Tensor) -> Tensor:
         args, named = arguments(self.network.reader.read(x, self.here.kind[1]))
+        if self.network.last:
+            args = tuple(map(images_last, args))
         with token_errors(x):
             return self.network.column(net(*args, **named))
 
@@ -163,6 +168,8 @@ class LoopedModule:
         kind = (like.device, like.dtype)
         if getattr(self.here, "kind", None) != kind:
             net = copy.deepcopy(self.network.net).to(*kind)
+            if self.network.last:
+                prepare(net)
             found: Params = {**dict(net.named_parameters()), **dict(net.named_buffers())}
             self.here.net, self.here.kind = net, kind
             self.here.tensors = {name: found[name] for name in self.layout.shapes}

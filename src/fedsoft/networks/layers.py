@@ -97,19 +97,22 @@ class FirstConvolution:
     def forward(self, x: Tensor, own: Params) -> Tensor:
         from fedsoft.core import kernels
 
-        weight = own["weight"].flatten(1)
-        sides = [side + 2 * self.padding - self.kernel + 1 for side in x.shape[2:]]
-        taps = weight.shape[1]
-        cols = self.columns.take([len(x), taps, *sides], x)
+        self.sides = [side + 2 * self.padding - self.kernel + 1 for side in x.shape[2:]]
+        cols = self.columns.take([len(x), x.shape[1] * self.kernel**2, *self.sides], x)
         kernels.columns(x.contiguous().numpy(), cols.numpy(), self.kernel, self.padding)
         self.cols = cols.flatten(2)
-        out = self.output.take([len(x), math.prod(sides), len(weight)], x)
-        stacked = weight.t().expand(len(x), -1, -1)
+        return self.products(own)
+
+    def products(self, own: Params) -> Tensor:
+        """Return the output for the patches that are there."""
+        weight = own["weight"].flatten(1)
+        out = self.output.take([len(self.cols), math.prod(self.sides), len(weight)], self.cols)
+        stacked = weight.t().expand(len(self.cols), -1, -1)
         if "bias" in own:
             torch.baddbmm(own["bias"], self.cols.mT, stacked, out=out)
         else:
             torch.bmm(self.cols.mT, stacked, out=out)
-        return channels_second(out.unflatten(1, sides))
+        return channels_second(out.unflatten(1, self.sides))
 
     def backward(self, grad: Tensor, own: Params, gradient: Params, first: bool) -> Passed:
         flat = channels_last(grad).flatten(1, 2)

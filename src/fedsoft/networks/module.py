@@ -51,7 +51,7 @@ def from_module(
         tokens = not shape.fields and takes_integers(network, tried)
         network = replace(network, reader=Reader.of(net, shape, tokens))
         trial = try_out(network, tried)
-        network = replace(network, watched=trial.watched)
+        network = replace(network, watched=trial.watched, last=trial.last)
 
         def module(params: Params) -> nn.Module:
             made = copy.deepcopy(net).to(next(iter(params.values())).dtype).eval()

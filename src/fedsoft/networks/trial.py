@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsoft.core.model import Params
 from fedsoft.errors import InputError
-from fedsoft.networks.forwards import Network, OneClient, StackOfClients
+from fedsoft.networks.forwards import LoopedModule, Network, OneClient, StackOfClients
 from fedsoft.networks.starts import weights_of
 
 LEAST = 6  # points, in two batches
@@ -20,11 +20,13 @@ LEAST = 6  # points, in two batches
 @dataclass(frozen=True)
 class Trial:
     """What a network does with a few points: whether clients can be stacked, whether it trains otherwise than it
-    predicts, and whether its calls have to be watched for that (see `passes`)."""
+    predicts, whether its calls have to be watched for that (see `passes`), and whether images may lie with their
+    channels last (see `channels_last`)."""
 
     stacks: bool
     differs: bool
     watched: bool
+    last: bool
 
 
 def takes_integers(network: Network, points: Tensor) -> bool:
@@ -58,7 +60,8 @@ def try_out(network: Network, points: Tensor) -> Trial:
     # In prediction layers of attention take shortcuts of their own, unless their calls are watched.
     watched = differs or any(isinstance(part, nn.MultiheadAttention) for part in network.net.modules())
     network = replace(network, watched=watched)
-    return Trial(_stacks(network, x, predicted, trained if differs else None), differs, watched)
+    stacks = _stacks(network, x, predicted, trained if differs else None)
+    return Trial(stacks, differs, watched, _lies_last(network, x[0], differs))
 
 
 def _params(network: Network) -> Params:
@@ -109,6 +112,24 @@ def _stacks(network: Network, x: Tensor, predicted: Tensor, trained: Tensor | No
         return False
     # It warns where it would call an operation for one client after the other.
     return len(said) == before and same
+
+
+def _lies_last(network: Network, x: Tensor, differs: bool) -> bool:
+    """Return whether gradients are the same with channels last; a network that views images as rows fails then."""
+    if not network.reader.plain or x.ndim != 4 or not any(type(part) is nn.Conv2d for part in network.net.modules()):
+        return False
+    w, key = weights_of(network.net, network.layout), torch.tensor(0) if differs else None
+    found = []
+    try:
+        for last in (False, True):
+            out = torch.empty_like(w)
+            module = LoopedModule(replace(network, last=last))
+            module.gradient(w.clone(), x, lambda output: (output + 1).sign() / output.numel(), out, key)
+            found.append(out)
+    except Exception:  # a user's network may raise anything
+        return False
+    plain, other = found
+    return bool((other - plain).norm() <= 1e-4 * plain.norm())
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
