@@ -495,3 +495,30 @@ def test_bytes_are_those_of_the_numbers_and_a_constant_for_each_neighbour() -> N
         assert sent - play.session.bytes <= 250 + near * 180
     assert isinstance(play.up["masked"]["anna"], messages.Masked)
     assert len(play.up["masked"]["anna"].data) == 7 * 5 + 2 * 8
+
+
+def test_a_server_that_holds_back_shares_does_not_take_masks_away() -> None:
+    """On a sparse graph it could else cut off parts, whose sums it could open: two parties of each gap are said to be
+    missing, and no party is told of those beyond a gap."""
+    names = tuple(f"party {k}" for k in range(24))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsoft.flower.secagg.session.graph", lambda parties, threshold: (12, 9))
+        play = Play(session(names))
+        agreed, ring, members = play.session.agreement, play.ring, play.members
+        order = agreed._ring
+        part = {name: ("gap", "one", "gap", "other")[at // 12 * 2 + (at % 12 > 1)] for at, name in enumerate(order)}
+        rosters = ring.rosters({name: member.advertise() for name, member in members.items()})
+        for name, mail in ring.deliveries({name: members[name].share(rosters[name]) for name in names}).items():
+            near = {one: text for one, text in mail.sealed.items() if "gap" in (part[one], part[name])
+                    or part[one] == part[name]}  # fmt: skip
+            members[name].receive(Delivery(near))
+        there = frozenset(name for name in names if part[name] != "gap")
+        parties = {name: Party(members[name], play.session, Book()) for name in names}
+        missing = Missing(there, frozenset(names) - there)
+        # The two in the middle of each part have masks with all neighbours that are there.
+        edges = [name for name in there if play.members[name].partners != set(agreed.neighbours(name))]
+        assert len(edges) == 16
+        for name in edges:
+            parties[name].mask(numbers(name))
+            with pytest.raises(ProtocolError, match="has no mask with"):
+                parties[name].confirm(missing)

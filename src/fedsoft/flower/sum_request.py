@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past
 from fedsoft.flower.request import Name, Number, Request
 from fedsoft.flower.secagg.session import Agreement, Session
-from fedsoft.secure.coding import LEVELS, SHARES, WHOLE, Coding
+from fedsoft.secure.coding import LEVELS, WHOLE, Coding, weights_coding
 from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.weighing import Reaches, Weighing
@@ -108,12 +109,17 @@ def mark_of(around: Tensor | None) -> str:
 
 
 def session_of(
-    request: Request, asked: SumRequest, weights: Tensor, sections: Sequence[tuple[Coding, int]], secure: Secure
+    request: Request,
+    asked: SumRequest,
+    weights: Tensor,
+    sections: Sequence[tuple[Coding, int]],
+    secure: Secure,
+    past: Past,
 ) -> Session:
-    """Return what all nodes must agree on: the run with all its settings, whom and what is summed, the weights."""
+    """Return what all nodes must agree on: the run with its settings and jobs, whom and what is summed, the weights."""
     about = [
         request.spec, request.job, asked.number, asked.entry, asked.by, asked.count, asked.clients, asked.homes,
-        asked.points, asked.coded.model_dump(), asked.around, list(weights.shape),
+        asked.points, asked.coded.model_dump(), asked.around, list(weights.shape), past.digest,
     ]  # fmt: skip
     what = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     what.update(weights.contiguous().numpy().astype("<f8").tobytes())
@@ -131,7 +137,8 @@ def sections_of(size: int, asked: SumRequest, hidden: bool) -> list[tuple[Coding
     coding = asked.coded.coding()
     if hidden:
         return [(coding, asked.count * (size + bool(asked.by)))]
-    return [(coding, asked.count * size), (WHOLE, coding.levels), *([(SHARES, asked.count)] if asked.by else [])]
+    own = [(weights_coding(len(asked.clients)), asked.count)] if asked.by else []
+    return [(coding, asked.count * size), (WHOLE, coding.levels), *own]
 
 
 def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> Tensor:

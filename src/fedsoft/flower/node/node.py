@@ -23,6 +23,7 @@ from fedsoft.engine.client_host import ClientHost, Ticket, chunk_size
 from fedsoft.engine.resources import Resources
 from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.escape import shown
+from fedsoft.flower.jobs import NO_JOBS
 from fedsoft.flower.node.client_memory import ClientMemory, Position
 from fedsoft.flower.node.config import NodeConfig
 from fedsoft.flower.node.experiment import Experiment, chain_of, restore
@@ -102,7 +103,9 @@ class Node:
             raise Refused(Refusal.OVERTAKEN, f"nothing is kept of experiment '{request.experiment}'")
         here.requests.count(position.round)
         here.go_to(base)
-        chain = chain_of(base.chain, request, message)
+        chain, past = chain_of(base.chain, request, message), NO_JOBS
+        if here.sums is not None:
+            past = here.sums.past_of(request, base.past, each, shared)
         if self.config.policy.requires_noise:  # before any point is looked at, so that the refusal reveals nothing
             right = here.expected.of(request.job, shared, each, request.round)
             self.config.policy.check_reply([name for name, _, _ in right.forms], right.released)
@@ -112,7 +115,8 @@ class Node:
                 cost, replies, facts, released = here.host.run_job(request.job, rows, each, shared, ticket)
                 self.config.policy.check_reply(replies, released)
                 releases.append(released)
-            here.at = here.memory.keep(position, here.host.names, dict(here.host.client_states), base, chain)
+            states = dict(here.host.client_states)
+            here.at = here.memory.keep(position, here.host.names, states, base, chain, past)
         except BaseException:
             self.loaded.pop(request.experiment, None)  # what is on disk is whole, what is in memory may not be
             raise
@@ -122,7 +126,7 @@ class Node:
                 raise Refused(Refusal.DIVERGED, f"{len(facts.refused)} clients have nothing to sum")
             kinds = here.host.algorithm.jobs[request.job].replies
             points = here.host.data.sizes[torch.as_tensor(rows)].tolist()
-            here.sums.keep(request, Kept(chain, request.job, names, points, dict(replies), kinds, shared))
+            here.sums.keep(request, Kept(chain, past, request.job, names, points, dict(replies), kinds, shared))
             return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, {})
         sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsoft.core.replies import Kind, weights_of
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past, mark_of_job
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
@@ -29,7 +30,6 @@ from fedsoft.flower.secagg.session import Agreement, ProtocolError, Session
 from fedsoft.flower.server.identity import fingerprint
 from fedsoft.flower.sum_request import (
     DATA,
-    STAGES,
     WEIGHTS,
     ZEROS,
     SumRequest,
@@ -42,7 +42,7 @@ from fedsoft.flower.sum_request import (
 )
 from fedsoft.flower.wire import WireMessage
 from fedsoft.safety.privacy import Privacy
-from fedsoft.secure.coding import SHARES, Coding
+from fedsoft.secure.coding import weights_coding
 from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.protection import LEAST, Secure
 from fedsoft.secure.weighing import Noise, Weighing
@@ -50,8 +50,10 @@ from fedsoft.storage.atomic import write_json
 from fedsoft.storage.files import read_json
 
 FILE = "sums.json"
+OWN = (Kind.MIXTURE, Kind.CHOICE)  # of few possible values: digits of a sum could tell them
 KEPT = 4  # asks whose replies are kept
 OPEN = 64  # sums that may be under way
+TOLD = 16  # answers that are kept, to be given again
 AGREEMENTS = 8  # on keys, that are kept
 
 
@@ -60,13 +62,14 @@ class Kept:
     """Replies that stay here.
 
     Arguments:
-        chain: identifies them, see `chain_of`.
+        chain: identifies them, see `chain_of`; past: the run's jobs up to this one.
         job, clients, points: who did what, and how many points each has.
         replies, kinds: one row for each client.
         shared: what was sent with the job.
     """
 
     chain: str
+    past: Past
     job: str
     clients: list[str]
     points: list[int]
@@ -136,6 +139,16 @@ class NodeSums:
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
 
+    def past_of(self, request: Request, past: Past, each: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> Past:
+        """Return the run's jobs up to this one, as the server tells of them to all nodes; refuse what it may not."""
+        if each:
+            raise Refused(Refusal.SUM, f"{sorted(each)} are sent for each client: all should have the same")
+        try:
+            past.check(request.past)
+        except InputError as error:
+            raise Refused(Refusal.SUM, str(error)) from None
+        return Past.of([*request.past, mark_of_job(request.job, request.round, shared)])
+
     def answer(self, request: Request, message: WireMessage) -> WireMessage:
         """Return what this node sends in one stage; the same message again gets the same answer."""
         again = _digest(request, message)
@@ -144,7 +157,7 @@ class NodeSums:
                 self.told[again] = self._answer(request, message)
             except (ProtocolError, InputError) as error:
                 raise Refused(Refusal.SUM, str(error)) from None
-            while len(self.told) > len(STAGES) * OPEN:
+            while len(self.told) > TOLD:
                 self.told.popitem(last=False)
         return self.told[again]
 
@@ -169,6 +182,8 @@ class NodeSums:
         kept, hidden = self._kept(request), self.privacy is not None
         if weights is None or asked.entry not in kept.replies or (asked.by and asked.by not in kept.replies):
             raise InputError(f"a sum of '{asked.entry}' by '{asked.by}', which job '{kept.job}' did not reply")
+        if kept.kinds[asked.entry] in OWN:
+            raise InputError(f"'{asked.entry}' is what clients weigh by: it is not summed by itself")
         whole, size = check_weights(weights, asked, hidden), kept.replies[asked.entry][0].numel()
         about = zip(asked.clients, asked.points, asked.homes, strict=True)
         own = [(client, points) for client, points, home in about if home == self.identity.name]
@@ -176,7 +191,7 @@ class NodeSums:
             raise InputError("the clients of this node in the sum, or their points, are not those that did the job")
         if not hidden:
             check_coding(asked, kept.kinds[asked.entry], size)
-        session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure)
+        session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure, kept.past)
         if asked.stage == "numbers":
             return self._numbers(session, member, asked, self._values(kept, asked, weights))
         if session.context not in self.parties:
@@ -213,12 +228,14 @@ class NodeSums:
 
     def _values(self, kept: Kept, asked: SumRequest, weights: Tensor) -> list[Tensor]:
         """Return the coded sums over the clients of this node, and what else `sections_of` says."""
-        rows, coding = kept.replies[asked.entry], self._rounding(kept, asked, weights)
+        rows, seed = kept.replies[asked.entry], self._seed(kept, f"{asked.entry} {self._sum(asked, weights)}")
+        coding = replace(asked.coded.coding(), seed=seed)
         own = torch.tensor([asked.clients.index(client) for client in kept.clients])
         shares, told, more = weights[:, own].expand(asked.count, -1), None, []
         if asked.by:
             told = weights_of(kept.replies[asked.by], asked.count, None).nan_to_num().clamp(0, 1)
-            more = [SHARES.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
+            fine = weights_coding(len(asked.clients), self._seed(kept, f"weights {asked.by} {weights.tolist()}"))
+            more = [fine.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
         around, noise, keys = self._around(kept, asked), None, None
         if self.privacy is not None:
             noise = self._noise(self.privacy, kept, asked, around)
@@ -226,12 +243,13 @@ class NodeSums:
         found = Weighing(coding, shares, told, around, noise, keys).sum(rows.reshape(len(rows), -1))
         return [found.total.flatten()] if noise is not None else [found.total.flatten(), found.counts, *more]
 
-    def _rounding(self, kept: Kept, asked: SumRequest, weights: Tensor) -> Coding:
-        """Return how numbers are coded. Where they are rounded at random nobody else knows how: with few bits a sum
-        would else tell of some clients on which side of a known number they are."""
-        about = f"rounding {self.secret} {kept.chain} {asked.entry} {self._sum(asked, weights)}"
-        seed = int.from_bytes(hashlib.sha256(about.encode()).digest()[:8]) % 2**62
-        return replace(asked.coded.coding(), seed=seed)
+    def _seed(self, kept: Kept, what: str) -> int:
+        """Return the seed of random rounding, the same for the same numbers, which nobody else knows.
+
+        With few bits a sum would else tell of some clients on which side of a known number they are.
+        """
+        found = hashlib.sha256(f"rounding {self.secret} {kept.chain} {what}".encode())
+        return int.from_bytes(found.digest()[:8]) % 2**62
 
     def _around(self, kept: Kept, asked: SumRequest) -> Tensor | None:
         """Return what rows are seen from: one of the tensors that came with the job."""

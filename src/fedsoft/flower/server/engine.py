@@ -146,13 +146,15 @@ class FlowerEngine(Engine):
             except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(f"'{path}' is damaged: {error}") from None
         self.experiment = str(known["experiment"])
+        if self.sums is not None:
+            self.sums.jobs = [(int(t), str(mark)) for t, mark in known.get("jobs", [])]
         self.secret = str(known["secret"])  # nodes know the seed: noise that hides clients must not come from it alone
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
             known = {"experiment": self.experiment, "attempt": self.log.attempt, "sizes": self.registry.sizes}
-            known["secret"] = self.secret
+            known |= {"secret": self.secret, "jobs": [] if self.sums is None else self.sums.jobs}
             RunFolder(self.folder).write("federation.json", (json.dumps(known, indent=1) + "\n").encode())
             (self.folder / "federation.json").chmod(0o600)  # it holds the secret of the noise on centers
 
@@ -173,6 +175,8 @@ class FlowerEngine(Engine):
     def begin_round(self, state: State, t: int, last: bool = False) -> None:
         super().begin_round(state, t, last)
         self.tally, self.scored, self.log.t = _Tally(), None, t
+        if self.sums is not None:
+            self.sums.go_to(t)
 
     @override
     def round_notes(self) -> dict[str, Any]:
@@ -196,9 +200,13 @@ class FlowerEngine(Engine):
             {f"each/{name}": value for name, value in each.items()},
             {client: row for row, client in enumerate(clients)},
         )
-        about = {"job": job, "round": self.t, "ask": self.asks}
+        about: dict[str, Any] = {"job": job, "round": self.t, "ask": self.asks}
+        before: dict[str, Any] = {}
+        if self.sums is not None:
+            before = {"past": self.sums.note(job, self.t, shared)}
+            self._remember()
         told = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
-        good = self._ask(self._request("job", **about), clients, content, told)
+        good = self._ask(self._request("job", **about, **before), clients, content, told)
         places = {self.names[k]: int(k) for k in ids}
         found = sorted((places[client], client) for client in good)
         if self.sums is not None:
@@ -222,7 +230,7 @@ class FlowerEngine(Engine):
         nodes = {keys[client]: self.registry.homes[client] for client in clients}
         shapes = {name: shape for name, _, shape in right.forms}
         points = [self.registry.sizes[client] for client in clients]
-        asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks)
+        asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks, sums.past)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
     def _answer(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past, mark_of_job
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
 from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
@@ -64,6 +65,7 @@ class SumExchange:
         secure: what is asked of sums.
         rings: the keys for the next sum, by who agreed on them.
         keys: the number of the last ones.
+        jobs: of the run, each with its round: marks by which nodes see that all of them have had the same.
     """
 
     transport: Transport
@@ -72,6 +74,21 @@ class SumExchange:
     secure: Secure
     rings: dict[frozenset[str], Ring] = field(default_factory=dict)
     keys: int = 0
+    jobs: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def past(self) -> Past:
+        return Past.of([mark for _, mark in self.jobs])
+
+    def note(self, job: str, t: int, shared: Mapping[str, Tensor]) -> list[str]:
+        """Note a job that will be sent; return the marks of those before it."""
+        before = [mark for _, mark in self.jobs]
+        self.jobs.append((t, mark_of_job(job, t, shared)))
+        return before
+
+    def go_to(self, t: int) -> None:
+        """Forget the jobs of this round and later ones, which are repeated."""
+        self.jobs = [one for one in self.jobs if one[0] < t]
 
     def stage(
         self, request: Request, asked: SumRequest, weights: Tensor, down: Mapping[int, Mapping[str, Any]], body: int
@@ -110,6 +127,7 @@ class Asked:
             key.
         shapes: of the replies.
         marks: of what was sent with the job, see `mark_of`.
+        past: the run's jobs up to this one.
     """
 
     exchange: SumExchange
@@ -119,7 +137,8 @@ class Asked:
     points: list[int]
     nodes: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
-    marks: frozenset[str] = frozenset()
+    marks: frozenset[str]
+    past: Past
     sums: int = field(default=0, init=False)
 
     def opened(self, entry: str, by: str, what: Weighing) -> tuple[list[Tensor], Tensor]:
@@ -145,7 +164,7 @@ class Asked:
         ring = exchange.rings.pop(who, None) or self._agree(asked, weights)
         asked = asked.model_copy(update={"keys": ring.number})
         sections = sections_of(torch.Size(self.shapes[asked.entry]).numel(), asked, hidden)
-        session = session_of(self.request, asked, weights, sections, exchange.secure)
+        session = session_of(self.request, asked, weights, sections, exchange.secure, self.past)
         server, after = Aggregator(session, ring.keyring), self._keyring(asked, 1)
         try:
             down = {party: wire.plain(one) for party, one in ring.mail.items()}
