@@ -20,6 +20,7 @@ pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"'
 
 from fedsoft.flower.jobs import Past, mark_of_job
 from fedsoft.flower.keys import make_key
+from fedsoft.flower.node.sums import NodeSums
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.engine import FlowerEngine
 from fedsoft.flower.server.event_log import EventLog
@@ -297,6 +298,25 @@ def test_what_is_sent_for_each_client_is_refused(tmp_path: Path) -> None:
     asked = next(asked for _, asked, _ in transport.sent if asked.head["kind"] == "job")
     sent = {**asked.tensors, "each/w": torch.zeros(2, 3)}
     assert transport.quiet[1].answer(WireMessage(asked.head, sent)).head["refused"] == "no-sum"
+
+
+@pytest.mark.parametrize("part", ["sums", "counts", "weights"])
+def test_a_sum_that_no_clients_can_have_is_not_used(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 1 adds what it likes to its numbers. Within what others could have sent nobody sees that."""
+    transport = Keyed(keyed(tmp_path))
+    made = NodeSums._values
+
+    def lie(self: NodeSums, *about: Any) -> list[Tensor]:
+        values = made(self, *about)
+        if self.identity.name == transport.keys[1]:
+            k = ("sums", "counts", "weights").index(part)
+            values[k] = values[k] + (2**38 + 2**37 if part == "sums" else -(2**50))
+        return values
+
+    monkeypatch.setattr(NodeSums, "_values", lie)
+    with pytest.raises(QuorumError):
+        run(spec("fedsoft", rounds=1, secure=True), tmp_path / "far", transport, patience=0)
+    assert "one that no clients can have" in events(RunFolder.open(tmp_path / "far"), "failed sum")[0]["reason"]
 
 
 class Hostile:

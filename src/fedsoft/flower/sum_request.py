@@ -141,6 +141,18 @@ def sections_of(size: int, asked: SumRequest, hidden: bool) -> list[tuple[Coding
     return [(coding, asked.count * size), (WHOLE, coding.levels), *own]
 
 
+def is_possible(parts: Sequence[Tensor], sections: Sequence[tuple[Coding, int]], asked: SumRequest) -> bool:
+    """Whether parts of a sum, see `sections_of`, can come from clients that all did what they should."""
+    m, (coding, numbers), counts = len(asked.clients), sections[0], parts[1]
+    fine = bool(counts.min() >= 0 and counts.max() <= numbers * m)
+    if not coding.clients:
+        fine &= bool(coding.decoded(parts[0]).abs().max() <= coding.reach + coding.error(m))
+    if asked.by:
+        weights, error = sections[2][0].decoded(parts[2]), sections[2][0].error(m)
+        fine &= bool(weights.min() >= -error and weights.max() <= 1 + error)
+    return fine
+
+
 def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> Tensor:
     """Return weights as whole numbers, `[count, m]`, or `[1, m]` beside those of clients; raise for others.
 

@@ -27,6 +27,7 @@ from fedsoft.flower.sum_request import (
     ZEROS,
     SumRequest,
     coded_by,
+    is_possible,
     mark_of,
     sections_of,
     sent_weights,
@@ -175,11 +176,13 @@ class Asked:
             rosters = after.rosters(_second(told)) if len(_second(told)) == len(who) else {}
             told = self._stage(asked, "unmask", weights, down, _unmasked, rosters=rosters)
             result = server.opened(_first(told))
+            if not hidden and not is_possible(result, session.sections, asked):
+                raise ProtocolError("the sum is one that no clients can have: a node lies, and nobody can tell which")
             if len(_second(told)) == len(who):  # else they agree anew
                 exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(_second(told)))
         finally:
             exchange.keys = max(exchange.keys, ring.number + 1)  # no number comes twice
-            self._blame(server.liars | after.liars)
+            self._blame(ring.keyring, after)
         return result, torch.tensor([home in server.masked for home in self.homes])
 
     def _keyring(self, asked: SumRequest, more: int = 0) -> Keyring:
@@ -196,7 +199,7 @@ class Asked:
             down = {party: wire.plain(one) for party, one in keyring.rosters(up).items()}
             mail = keyring.deliveries(self._stage(asked, "shares", weights, down, _shares))
         finally:
-            self._blame(keyring.liars)
+            self._blame(keyring)
         return Ring(asked.keys, keyring, mail)
 
     def _stage(
@@ -220,10 +223,17 @@ class Asked:
                     )
         return found
 
-    def _blame(self, liars: set[str]) -> None:
-        for party in sorted(liars):
-            self.exchange.log.event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
-        liars.clear()
+    def _blame(self, *rings: Keyring) -> None:
+        """Write to the log who lied, and where one of two did."""
+        event = self.exchange.log.event
+        for ring in rings:
+            for party in sorted(ring.liars):
+                event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
+            for giver, holder in sorted(ring.doubts):
+                reason = f"{giver} or {holder}: what one shared is not what the other has"
+                event("lie in a sum", reason=reason, request=self.request)
+            ring.liars.clear()
+            ring.doubts.clear()
 
 
 def _keys(reply: WireMessage) -> Any:
