@@ -162,7 +162,7 @@ class SummedRows:
             raise InputError(
                 f"privacy.clip is not allowed here: this algorithm takes sums of '{self.name}' that have no noise"
             )
-        if self.kind in (Kind.MIXTURE, Kind.CHOICE):
+        if self.kind is Kind.CHOICE:
             raise InputError(f"secure = true: '{self.name}', by which clients weigh, is not summed by itself")
         whole, size = self.ledger.whole(weights), weights.abs().sum(1)
         self.ledger.use(self.name, whole)

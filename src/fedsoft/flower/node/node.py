@@ -27,10 +27,11 @@ from fedsoft.flower.jobs import NO_JOBS
 from fedsoft.flower.node.client_memory import ClientMemory, Position
 from fedsoft.flower.node.config import NodeConfig
 from fedsoft.flower.node.experiment import Experiment, chain_of, restore
+from fedsoft.flower.node.openings import Kept
 from fedsoft.flower.node.privacy_budget import PrivacyBudget
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.node.request_log import RequestLog, digest_of
-from fedsoft.flower.node.sums import Identity, Kept, NodeSums
+from fedsoft.flower.node.sums import Identity, NodeSums
 from fedsoft.flower.request import Request
 from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
