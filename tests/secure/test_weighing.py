@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedsoft as fs
 from fedsoft.core.replies import Kind
-from fedsoft.secure.coding import MODELS, NUMBERS
+from fedsoft.secure.coding import MODELS, NUMBERS, weights_coding
 from fedsoft.secure.weighing import Reaches, Weighing
 from tests.test_conformance import fitted
 
@@ -95,3 +95,8 @@ def test_a_run_that_goes_on_has_the_same_numbers() -> None:
         engine.recall(part.history[t - 1].notes if t else {})
         state, _ = engine.round(state, t, last=t == 3)
     assert torch.equal(state.centers, whole.state.centers)
+
+
+def test_mixtures_are_coded_as_weights_are() -> None:
+    """Their digits would tell single ones: see `weights_coding`."""
+    assert Reaches().coding("r", Kind.MIXTURE, 2, 1, 9, 5) == weights_coding(9, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 import torch
@@ -16,13 +16,13 @@ from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
 from fedsoft.flower.jobs import Past
 from fedsoft.flower.request import Name, Number, Request
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.secagg.session import Agreement, Session
 from fedsoft.secure.coding import LEVELS, WHOLE, Coding, weights_coding
 from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.weighing import Reaches, Weighing
 
-STAGES = ("keys", "shares", "numbers", "check", "unmask")
 WEIGHTS, DATA = "weights", "data"  # names of tensors
 MOST_SUMS = 1000  # of one ask
 ZEROS = "zeros"
@@ -64,7 +64,7 @@ class SumRequest(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    stage: Literal["keys", "shares", "numbers", "check", "unmask"]
+    stage: Annotated[Stage, Field(strict=False)]
     number: Annotated[int, Field(ge=0, lt=MOST_SUMS)]
     attempt: Number
     entry: Name

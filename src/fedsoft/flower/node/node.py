@@ -33,6 +33,7 @@ from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.node.request_log import RequestLog, digest_of
 from fedsoft.flower.node.sums import Identity, NodeSums
 from fedsoft.flower.request import Request
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.server.expected_replies import Expected
 from fedsoft.flower.wire import WireMessage
 from fedsoft.machine.resources import is_out_of_memory, memory_size
@@ -137,7 +138,7 @@ class Node:
         here = self._experiment(request)
         if here.sums is None:
             raise Refused(Refusal.SUM, "the run does not have secure = true")
-        if request.sum.get("stage") == "numbers":
+        if request.sum.get("stage") == Stage.NUMBERS:
             here.requests.count(request.round)
         return here.sums.answer(request, message)
 

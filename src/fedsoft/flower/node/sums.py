@@ -20,6 +20,7 @@ from fedsoft.flower.node.openings import Kept, Openings, name_of
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.secagg.party import Book, Member, Party
 from fedsoft.flower.secagg.primitives import public_of
 from fedsoft.flower.secagg.session import Agreement, ProtocolError, Session
@@ -132,15 +133,15 @@ class NodeSums:
         asked = SumRequest.read(request.sum)
         agreement = asked.agreement(request, self.secure)
         self._note(agreement)
-        if asked.stage == "keys":
+        if asked.stage is Stage.KEYS:
             return self._sent(self._member(agreement, new=True).advertise())
-        if asked.stage == "shares":
+        if asked.stage is Stage.SHARES:
             return self._sent(self._member(agreement).share(wire.roster(asked.message)))
         answer = self._summed(request, asked, message.tensors.get(WEIGHTS), self._member(agreement))
         following = asked.agreement(request, self.secure, 1)
-        if asked.stage == "check":
+        if asked.stage is Stage.CHECK:
             answer.head["next"] = wire.plain(self._member(following, new=True).advertise())
-        elif asked.stage == "unmask" and asked.roster:
+        elif asked.stage is Stage.UNMASK and asked.roster:
             answer.head["next"] = wire.plain(self._member(following).share(wire.roster(asked.roster)))
         return answer
 
@@ -159,12 +160,12 @@ class NodeSums:
         if not hidden:
             check_coding(asked, kept.kinds[asked.entry], size)
         session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure, kept.past)
-        if asked.stage == "numbers":
+        if asked.stage is Stage.NUMBERS:
             return self._numbers(session, member, asked, self._values(kept, asked, weights))
         if session.context not in self.parties:
             raise ProtocolError("this node does not know of the sum")
         party = self.parties[session.context]
-        if asked.stage == "check":
+        if asked.stage is Stage.CHECK:
             missing = wire.missing(asked.message)
             self.openings.check(kept, asked, whole, missing)
             return self._sent(party.confirm(missing))

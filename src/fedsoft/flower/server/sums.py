@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,15 +14,15 @@ from fedsoft.flower.jobs import Past, mark_of_job
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
 from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
-from fedsoft.flower.secagg.messages import Delivery, Roster
+from fedsoft.flower.secagg.messages import Delivery, Roster, Stage
 from fedsoft.flower.secagg.session import ProtocolError
+from fedsoft.flower.server import sum_replies as replies
 from fedsoft.flower.server.event_log import EventLog
 from fedsoft.flower.server.exchange import SMALL, Transport
 from fedsoft.flower.server.identity import fingerprint
 from fedsoft.flower.server.reply_validator import open_reply
 from fedsoft.flower.server.terms import QuorumError, Terms
 from fedsoft.flower.sum_request import (
-    DATA,
     WEIGHTS,
     ZEROS,
     SumRequest,
@@ -39,6 +39,7 @@ from fedsoft.secure.protection import Secure
 from fedsoft.secure.sums import Weighed
 from fedsoft.secure.weighing import Weighing
 
+T = TypeVar("T")
 LONG = 8  # times the length of the head that a reply of a client may have
 
 
@@ -147,7 +148,7 @@ class Asked:
         number, self.sums = self.sums, self.sums + 1
         for attempt in range(1 + self.exchange.terms.patience):
             asked = SumRequest(
-                stage="keys", number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
+                stage=Stage.KEYS, number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
                 clients=self.clients, homes=self.homes, points=self.points, coded=coded_by(what.coding),
                 around=mark_of(what.around), keys=0,
             )  # fmt: skip
@@ -169,17 +170,19 @@ class Asked:
         server, after = Aggregator(session, ring.keyring), self._keyring(asked, 1)
         try:
             down = {party: wire.plain(one) for party, one in ring.mail.items()}
-            up = self._stage(asked, "numbers", weights, down, _masked, session.bytes)
+            up = self._stage(asked, Stage.NUMBERS, weights, down, replies.masked, session.bytes)
             missing = server.missing(up)
-            told = self._stage(asked, "check", weights, dict.fromkeys(missing.present, wire.plain(missing)), _signed)
-            down = {party: wire.plain(one) for party, one in server.confirmed(_first(told)).items()}
-            rosters = after.rosters(_second(told)) if len(_second(told)) == len(who) else {}
-            told = self._stage(asked, "unmask", weights, down, _unmasked, rosters=rosters)
-            result = server.opened(_first(told))
+            told = self._stage(
+                asked, Stage.CHECK, weights, dict.fromkeys(missing.present, wire.plain(missing)), replies.signed
+            )
+            down = {party: wire.plain(one) for party, one in server.confirmed(replies.first(told)).items()}
+            rosters = after.rosters(replies.second(told)) if len(replies.second(told)) == len(who) else {}
+            shares = self._stage(asked, Stage.UNMASK, weights, down, replies.unmasked, rosters=rosters)
+            result = server.opened(replies.first(shares))
             if not hidden and not is_possible(result, session.sections, asked):
                 raise ProtocolError("the sum is one that no clients can have: a node lies, and nobody can tell which")
-            if len(_second(told)) == len(who):  # else they agree anew
-                exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(_second(told)))
+            if len(replies.second(shares)) == len(who):  # else they agree anew
+                exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(replies.second(shares)))
         finally:
             exchange.keys = max(exchange.keys, ring.number + 1)  # no number comes twice
             self._blame(ring.keyring, after)
@@ -195,24 +198,26 @@ class Asked:
         asked = asked.model_copy(update={"keys": self.exchange.keys})
         keyring = self._keyring(asked)
         try:
-            up = self._stage(asked, "keys", weights, {party: {} for party in keyring.agreement.parties}, _keys)
+            up = self._stage(
+                asked, Stage.KEYS, weights, {party: {} for party in keyring.agreement.parties}, replies.keys
+            )
             down = {party: wire.plain(one) for party, one in keyring.rosters(up).items()}
-            mail = keyring.deliveries(self._stage(asked, "shares", weights, down, _shares))
+            mail = keyring.deliveries(self._stage(asked, Stage.SHARES, weights, down, replies.shares))
         finally:
             self._blame(keyring)
         return Ring(asked.keys, keyring, mail)
 
     def _stage(
-        self, asked: SumRequest, stage: str, weights: Tensor, down: Mapping[str, Any],
-        read: Callable[[WireMessage], Any], body: int = 0, rosters: Mapping[str, Roster] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self, asked: SumRequest, stage: Stage, weights: Tensor, down: Mapping[str, Any],
+        read: Callable[[WireMessage], T], body: int = 0, rosters: Mapping[str, Roster] | None = None,
+    ) -> dict[str, T]:  # fmt: skip
         """Send what is passed on; return what could be read of what comes back, by party."""
         sent: dict[int, dict[str, Any]] = {self.nodes[one]: {"message": dict(text)} for one, text in down.items()}
         for party, roster in (rosters or {}).items():
             if party in down:
                 sent[self.nodes[party]]["roster"] = wire.plain(roster)
         up = self.exchange.stage(self.request, asked.model_copy(update={"stage": stage}), weights, sent, body)
-        found = {}
+        found: dict[str, T] = {}
         for party in down:
             if (reply := up.get(self.nodes[party])) is not None:
                 try:
@@ -234,49 +239,6 @@ class Asked:
                 event("lie in a sum", reason=reason, request=self.request)
             ring.liars.clear()
             ring.doubts.clear()
-
-
-def _keys(reply: WireMessage) -> Any:
-    return wire.keys(reply.head.get("sum"))
-
-
-def _shares(reply: WireMessage) -> Any:
-    return wire.shares(reply.head.get("sum"))
-
-
-def _masked(reply: WireMessage) -> Any:
-    return wire.masked(reply.head.get("sum"), _data(reply))
-
-
-def _signed(reply: WireMessage) -> Any:
-    return wire.confirmation(reply.head.get("sum")), _next(reply, wire.keys)
-
-
-def _unmasked(reply: WireMessage) -> Any:
-    return wire.unmasking(reply.head.get("sum")), _next(reply, wire.shares)
-
-
-def _next(reply: WireMessage, read: Callable[[object], Any]) -> Any:
-    """Return what a node sends beside, for the next keys; None where that cannot be read."""
-    try:
-        return read(reply.head.get("next"))
-    except InputError:
-        return None
-
-
-def _first(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    return {party: one for party, (one, _) in told.items()}
-
-
-def _second(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    return {party: other for party, (_, other) in told.items() if other is not None}
-
-
-def _data(reply: WireMessage) -> bytes:
-    data = reply.tensors.get(DATA)
-    if data is None or data.dtype != torch.uint8:
-        raise InputError("numbers of a sum are missing")
-    return data.numpy().tobytes()
 
 
 @dataclass(frozen=True)
