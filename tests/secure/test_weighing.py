@@ -100,3 +100,13 @@ def test_a_run_that_goes_on_has_the_same_numbers() -> None:
 def test_mixtures_are_coded_as_weights_are() -> None:
     """Their digits would tell single ones: see `weights_coding`."""
     assert Reaches().coding("r", Kind.MIXTURE, 2, 1, 9, 5) == weights_coding(9, 5)
+
+
+@pytest.mark.parametrize("sums", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("clients", [2, 8, 100, 100_000])
+def test_nodes_take_all_numbers_of_bits_that_there_are(sums: int, clients: int) -> None:
+    pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"')
+    from fedsoft.flower.sum_request import coded_by
+
+    coding = Reaches({"w": 1.0}).coding("w", Kind.MODEL, 1000, sums, clients, 0)
+    assert coded_by(coding).coding() == coding

@@ -33,7 +33,7 @@ class Coded(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    bits: Annotated[int, Field(ge=8, le=64)]
+    bits: Annotated[int, Field(ge=4, le=64)]
     reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     levels: Annotated[int, Field(ge=1, le=LEVELS)]
     clients: Annotated[int, Field(ge=0, lt=2**31)]
