@@ -1,6 +1,6 @@
 """What sums alone cost: in accuracy (the same runs with and without `secure = true`), and in time and bytes.
 
-    python -m benchmarks.secure accuracy [--seeds 3] [--json FILE]
+    python -m benchmarks.secure accuracy [--seeds 3] [--set rounds=5 dataset.clients=20] [--json FILE]
     python -m benchmarks.secure cost [--parties 4 16 64 100] [--parameters 10000]
     python -m benchmarks.secure choices
 
@@ -57,10 +57,10 @@ THRESHOLD = 2 / 3
 T = TypeVar("T")
 
 
-def ended(case: str, seed: int, secure: bool) -> tuple[list[float], torch.Tensor]:
+def ended(case: str, seed: int, more: list[str], secure: bool) -> tuple[list[float], torch.Tensor]:
     """Scores of personal models and of the best centers, bytes up for each client and round; and the centers."""
     preset, changes = RUNS[case]
-    given = [*changes, "K=all", "score_every=1000", f"seed={seed}", f"secure={str(secure).lower()}"]
+    given = [*changes, "K=all", "score_every=1000", *more, f"seed={seed}", f"secure={str(secure).lower()}"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         execute(read(preset, given), path, RunOptions(signals=False, workers=1))
@@ -74,7 +74,7 @@ def ended(case: str, seed: int, secure: bool) -> tuple[list[float], torch.Tensor
     return [held.mean, statistics.mean(best) if best else float("nan"), sent, clipped], run.state.centers
 
 
-def accuracy(cases: list[str], seeds: int, path: Path | None) -> None:
+def accuracy(cases: list[str], seeds: int, more: list[str], path: Path | None) -> None:
     known: dict[str, list[float]] = {}
     if path is not None and path.exists():
         known = dict(json.loads(line) for line in path.read_text("utf-8").splitlines())
@@ -82,7 +82,7 @@ def accuracy(cases: list[str], seeds: int, path: Path | None) -> None:
         for case in cases:
             if f"{case}, {seed}" in known:
                 continue
-            (plain, a), (secure, b) = (ended(case, seed, yes) for yes in (False, True))
+            (plain, a), (secure, b) = (ended(case, seed, more, yes) for yes in (False, True))
             found = known[f"{case}, {seed}"] = [*plain, *secure, float((a - b).abs().max()), float(a.abs().max())]
             print(case, seed, found, file=sys.stderr, flush=True)
             if path is not None:
@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=10_000)
     parser.add_argument("--parties", type=int, nargs="+", default=[4, 16, 64, 100])
     parser.add_argument("--only", nargs="+", choices=RUNS, help="of the runs whose accuracy is compared")
+    parser.add_argument("--set", nargs="+", default=[], help="settings of all runs whose accuracy is compared")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -206,7 +207,7 @@ def main() -> None:
     elif options.what == "choices":
         choices()
     else:
-        accuracy(options.only or [*RUNS], options.seeds, options.json)
+        accuracy(options.only or [*RUNS], options.seeds, options.set, options.json)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,10 @@ class Play:
     def liars(self) -> set[str]:
         return self.ring.liars
 
+    @property
+    def doubts(self) -> set[tuple[str, str]]:
+        return self.ring.doubts
+
 
 # --- sums and dropouts ------------------------------------------------------------------------------------------------
 
@@ -406,7 +410,8 @@ def test_old_shares_do_not_open(stage: str) -> None:
     told = "shares of 'ben' could not be opened by" if stage == "shares" else "0 good shares of a secret of 'ben'"
     with pytest.raises(ProtocolError, match=told):
         play.result()
-    assert "ben" in play.liars or stage == "masked"
+    assert play.liars == (set() if stage == "shares" else {"ben"})
+    assert play.doubts == ({("ben", name) for name in NAMES if name != "ben"} if stage == "shares" else set())
 
 
 @pytest.mark.parametrize("changes", [{}, {"attempt": 1}, {"what": "other weights"}], ids=str)
@@ -444,7 +449,9 @@ def test_a_party_does_nothing_after_a_stage_that_failed() -> None:
             stage()
 
 
-def test_a_holder_that_lies_about_a_share_is_named_and_does_no_harm() -> None:
+def test_a_holder_that_lies_about_a_share_does_no_harm() -> None:
+    """It or the one who shared: nobody can tell which, but for what it shared with itself."""
+
     def change(stage: str, name: str, sent: Any) -> Any:
         if (stage, name) != ("unmasking", "ben"):
             return sent
@@ -452,7 +459,32 @@ def test_a_holder_that_lies_about_a_share_is_named_and_does_no_harm() -> None:
 
     play = Play(session(), change=change)
     assert decoded(play.result()) == decoded(plain(NAMES))
-    assert play.liars == {"ben"}
+    assert play.liars == {"ben"}  # his own share
+    assert {holder for _, holder in play.doubts} == {"ben"}
+
+
+@pytest.mark.parametrize("lie", ["a hash", "a share that cannot be opened"])
+def test_a_party_cannot_have_an_honest_one_taken_for_a_liar(lie: str) -> None:
+    """Ben says another hash of what he shares with Anna, or that he cannot open what she sent."""
+
+    def change(stage: str, name: str, sent: Any) -> Any:
+        if (stage, name) != ("masked", "ben"):
+            return sent
+        seed = sent.seed
+        if lie == "a hash":
+            return replace(sent, seed=replace(seed, hashes={**seed.hashes, "anna": bytes(32)}))
+        left = {name: {one: text for one, text in part.items() if one != "anna"}
+                for name, part in (("sealed", seed.sealed), ("hashes", seed.hashes))}  # fmt: skip
+        return replace(sent, seed=replace(seed, **left), broken=frozenset({"anna"}))
+
+    play = Play(session(), change=change)
+    if lie == "a hash":
+        assert decoded(play.result()) == decoded(plain(NAMES))
+    else:
+        with pytest.raises(ProtocolError, match="could not be opened by 'ben'"):
+            play.result()
+    assert not play.liars
+    assert play.doubts == ({("ben", "anna")} if lie == "a hash" else {("anna", "ben")})
 
 
 def test_a_party_that_shares_another_secret_than_it_uses_is_named() -> None:

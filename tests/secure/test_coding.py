@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsoft.core.replies import Kind
-from fedsoft.secure.coding import LEVELS, MODELS, NUMBERS, SHARES, Coding, coding_of
+from fedsoft.secure.coding import LEVELS, MODELS, NUMBERS, Coding, coding_of, weights_coding
 
-CODINGS = [MODELS, NUMBERS, SHARES, Coding(16, 8.0), Coding(20, 8.0, LEVELS, 60, 3), Coding(11, 2.0, LEVELS, 60)]
+CODINGS = [
+    MODELS,
+    NUMBERS,
+    weights_coding(60),
+    Coding(16, 8.0),
+    Coding(20, 8.0, LEVELS, 60, 3),
+    Coding(11, 2.0, LEVELS, 60),
+]
 
 
 def drawn(seed: int, m: int, n: int, S: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,3 +101,17 @@ def test_a_coded_model_takes_at_most_1_3_times_the_bytes_of_float32() -> None:
     assert MODELS.bytes <= 1.3 * 4
     assert coding_of(Kind.MODEL) is MODELS
     assert coding_of(Kind.COUNTS) is NUMBERS
+
+
+def test_the_digits_of_a_sum_of_weights_do_not_tell_them() -> None:
+    """Shares of points are few numbers, which float32 rounds each in its own way. Sets of them that have the same
+    points in a center are the same sum, within what is rounded at random."""
+    n = torch.tensor([40, 50, 60, 45])
+    unit, rng = weights_coding(4).unit, np.random.default_rng(0)
+    totals: dict[int, list[float]] = {}
+    for _ in range(2000):
+        counts = torch.from_numpy(rng.integers(0, n.numpy() + 1))
+        told = (counts.float() / n).double() * (n / n.sum().double())
+        totals.setdefault(int(counts.sum()), []).append(float(told.sum()))
+    assert max(max(found) - min(found) for found in totals.values()) < 0.5 * unit
+    assert weights_coding(4).error(4) < 1e-5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedsoft as fs
 from fedsoft.core.replies import Kind
-from fedsoft.secure.coding import MODELS, NUMBERS
+from fedsoft.secure.coding import MODELS, NUMBERS, weights_coding
 from fedsoft.secure.weighing import Reaches, Weighing
 from tests.test_conformance import fitted
 
@@ -95,3 +95,18 @@ def test_a_run_that_goes_on_has_the_same_numbers() -> None:
         engine.recall(part.history[t - 1].notes if t else {})
         state, _ = engine.round(state, t, last=t == 3)
     assert torch.equal(state.centers, whole.state.centers)
+
+
+def test_mixtures_are_coded_as_weights_are() -> None:
+    """Their digits would tell single ones: see `weights_coding`."""
+    assert Reaches().coding("r", Kind.MIXTURE, 2, 1, 9, 5) == weights_coding(9, 5)
+
+
+@pytest.mark.parametrize("sums", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("clients", [2, 8, 100, 100_000])
+def test_nodes_take_all_numbers_of_bits_that_there_are(sums: int, clients: int) -> None:
+    pytest.importorskip("flwr", reason='needs Flower: pip install "fedsoft[flower]"')
+    from fedsoft.flower.sum_request import coded_by
+
+    coding = Reaches({"w": 1.0}).coding("w", Kind.MODEL, 1000, sums, clients, 0)
+    assert coded_by(coding).coding() == coding

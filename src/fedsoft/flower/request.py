@@ -8,6 +8,7 @@ import pydantic
 from pydantic import Field
 
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import MARK
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -25,6 +26,7 @@ class Request(pydantic.BaseModel):
         job, round, ask: the job, its round, and the number of the algorithm's ask within it.
         clients: who does it.
         chunk: how many clients are stacked together; default: the node's choice.
+        past: marks of all jobs before, where replies leave as sums only; see `jobs`.
         sum: a stage of a sum, see `sum_request`.
     """
 
@@ -40,6 +42,7 @@ class Request(pydantic.BaseModel):
     ask: Number = 0
     clients: list[Name] = Field(default_factory=list)
     chunk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    past: list[Annotated[str, Field(max_length=MARK)]] = Field(default_factory=list)
     sum: dict[str, Any] = Field(default_factory=dict)
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 import torch
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from fedsoft.core.replies import Kind
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past
 from fedsoft.flower.request import Name, Number, Request
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.secagg.session import Agreement, Session
-from fedsoft.secure.coding import LEVELS, SHARES, WHOLE, Coding
+from fedsoft.secure.coding import LEVELS, WHOLE, Coding, weights_coding
 from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
 from fedsoft.secure.weighing import Reaches, Weighing
 
-STAGES = ("keys", "shares", "numbers", "check", "unmask")
 WEIGHTS, DATA = "weights", "data"  # names of tensors
 MOST_SUMS = 1000  # of one ask
 ZEROS = "zeros"
@@ -32,7 +33,7 @@ class Coded(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    bits: Annotated[int, Field(ge=8, le=64)]
+    bits: Annotated[int, Field(ge=4, le=64)]
     reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     levels: Annotated[int, Field(ge=1, le=LEVELS)]
     clients: Annotated[int, Field(ge=0, lt=2**31)]
@@ -63,7 +64,7 @@ class SumRequest(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    stage: Literal["keys", "shares", "numbers", "check", "unmask"]
+    stage: Annotated[Stage, Field(strict=False)]
     number: Annotated[int, Field(ge=0, lt=MOST_SUMS)]
     attempt: Number
     entry: Name
@@ -108,12 +109,17 @@ def mark_of(around: Tensor | None) -> str:
 
 
 def session_of(
-    request: Request, asked: SumRequest, weights: Tensor, sections: Sequence[tuple[Coding, int]], secure: Secure
+    request: Request,
+    asked: SumRequest,
+    weights: Tensor,
+    sections: Sequence[tuple[Coding, int]],
+    secure: Secure,
+    past: Past,
 ) -> Session:
-    """Return what all nodes must agree on: the run with all its settings, whom and what is summed, the weights."""
+    """Return what all nodes must agree on: the run with its settings and jobs, whom and what is summed, the weights."""
     about = [
         request.spec, request.job, asked.number, asked.entry, asked.by, asked.count, asked.clients, asked.homes,
-        asked.points, asked.coded.model_dump(), asked.around, list(weights.shape),
+        asked.points, asked.coded.model_dump(), asked.around, list(weights.shape), past.digest,
     ]  # fmt: skip
     what = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     what.update(weights.contiguous().numpy().astype("<f8").tobytes())
@@ -131,7 +137,20 @@ def sections_of(size: int, asked: SumRequest, hidden: bool) -> list[tuple[Coding
     coding = asked.coded.coding()
     if hidden:
         return [(coding, asked.count * (size + bool(asked.by)))]
-    return [(coding, asked.count * size), (WHOLE, coding.levels), *([(SHARES, asked.count)] if asked.by else [])]
+    own = [(weights_coding(len(asked.clients)), asked.count)] if asked.by else []
+    return [(coding, asked.count * size), (WHOLE, coding.levels), *own]
+
+
+def is_possible(parts: Sequence[Tensor], sections: Sequence[tuple[Coding, int]], asked: SumRequest) -> bool:
+    """Whether parts of a sum, see `sections_of`, can come from clients that all did what they should."""
+    m, (coding, numbers), counts = len(asked.clients), sections[0], parts[1]
+    fine = bool(counts.min() >= 0 and counts.max() <= numbers * m)
+    if not coding.clients:
+        fine &= bool(coding.decoded(parts[0]).abs().max() <= coding.reach + coding.error(m))
+    if asked.by:
+        weights, error = sections[2][0].decoded(parts[2]), sections[2][0].error(m)
+        fine &= bool(weights.min() >= -error and weights.max() <= 1 + error)
+    return fine
 
 
 def check_weights(weights: Tensor, asked: SumRequest, hidden: bool) -> Tensor:

@@ -16,6 +16,7 @@ Nothing wraps around: the sum of integers is at most 2^(bits - 2) + m / 2, or 2^
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor
 from fedsoft.core.replies import Kind
 
 LEVELS = 32  # powers of two by which the size of values is told
+FINE = 20  # bits of a client's own weight
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,16 @@ class Coded:
 MODELS = Coding(40, 2.0**10)  # 1.25 times the bytes of a float32; multiples of 3.7e-9
 NUMBERS = Coding(64, 2.0**30)  # of everything else: multiples of 2.3e-10
 WHOLE = Coding(64, 2.0**62)  # of whole numbers
-SHARES = Coding(64, 1.0)  # of weights: multiples of 2.2e-19
+
+
+def weights_coding(clients: int, seed: int = 0) -> Coding:
+    """Return how the clients' own weights are coded: in multiples of 2^-20 of what one client counts, at random.
+
+    Finer ones would tell them: a share of points is one of few numbers, each with digits of its own once it is rounded
+    to a float32, and the digits of a sum would be those of one set of shares only.
+    """
+    step = 2.0 ** -(FINE + math.ceil(math.log2(clients)))
+    return Coding(64, 1.0, clients=clients, seed=seed % 2**63, step=step)
 
 
 def coding_of(kind: Kind) -> Coding:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsoft.core.replies import Answer, Kind, Rows, weights_of
 from fedsoft.errors import InputError
-from fedsoft.secure.coding import SHARES, Coded, Coding
+from fedsoft.secure.coding import Coded, Coding, weights_coding
 from fedsoft.secure.distributed import Distributed
 from fedsoft.secure.leverage import shares_of, whole_weights
 from fedsoft.secure.protection import Secure
@@ -162,6 +162,8 @@ class SummedRows:
             raise InputError(
                 f"privacy.clip is not allowed here: this algorithm takes sums of '{self.name}' that have no noise"
             )
+        if self.kind is Kind.CHOICE:
+            raise InputError(f"secure = true: '{self.name}', by which clients weigh, is not summed by itself")
         whole, size = self.ledger.whole(weights), weights.abs().sum(1)
         self.ledger.use(self.name, whole)
         shares = weights / size.clamp(min=TINY)[:, None] if self.ledger.points is None else shares_of(whole)
@@ -227,15 +229,15 @@ class SummedRows:
         size, shares = known.sum().expand(count), shares_of(whole).expand(count, -1)
         coding = self.ledger.coding(self.name, self.kind, _size(self.rows.shape), known, count)
         around = self._seen_from(around, coding)
-        what = Weighing(coding, shares, own, around)
+        what, fine = Weighing(coding, shares, own, around), weights_coding(self.clients, self.ledger.seed)
         if isinstance(self.rows, Weighs):
             rows, told = self.rows.weighed(by, what)
         else:
             assert own is not None
-            rows, told = self.rows.coded(what), SHARES.coded_sum(torch.ones(self.clients, 1), own * shares)
+            rows, told = self.rows.coded(what), fine.coded_sum(torch.ones(self.clients, 1), own * shares)
         assert told is not None
-        self.ledger.spent(SHARES.size(count), 0)
-        weights = SHARES.decoded(told.total)[:, 0] * size / told.share
+        self.ledger.spent(fine.size(count), 0)
+        weights = fine.decoded(told.total)[:, 0] * size / told.share
         total = self.decoded(coding, rows, size, None)
         if around is not None:
             total = total + (around * weights[:, None]).view_as(total)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsoft.core.replies import Kind
-from fedsoft.secure.coding import LEVELS, Coded, Coding, coding_of
+from fedsoft.secure.coding import LEVELS, Coded, Coding, coding_of, weights_coding
 
 PLAIN = 32  # bits of a plain number
 BUDGET = int(1.3 * PLAIN)  # bits of all sums together of one number
@@ -129,6 +129,8 @@ class Reaches:
         Arguments:
             size: of a row; sums: S, of every row; clients: m; seed: for rounding.
         """
+        if kind is Kind.MIXTURE:
+            return weights_coding(clients, seed)
         wide = coding_of(kind)
         if (kind is not Kind.MODEL and size <= SHORT) or (kind is Kind.MODEL and wide.bits * sums <= BUDGET):
             return wide

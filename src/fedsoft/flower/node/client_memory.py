@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsoft.errors import StoreError
+from fedsoft.flower.jobs import NO_JOBS, Past
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.storage.atomic import sync
 from fedsoft.storage.tensorfile import Saved, open_tensors
@@ -41,13 +42,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Version:
-    """One file: the state after a position. `chain`: a hash of all requests that led to it."""
+    """One file: the state after a position. `chain`: a hash of all requests that led to it; `past`: the run's jobs."""
 
     path: Path
     number: int
     position: Position
     clients: tuple[str, ...]
     chain: str
+    past: Past = NO_JOBS
 
     def tensors(self) -> Saved:
         """Open the saved tensors, one row for each of `clients`; raises StoreError when they are damaged."""
@@ -106,13 +108,13 @@ class ClientMemory:
 
     def keep(
         self, position: Position, clients: Sequence[str], tensors: Mapping[str, Tensor], base: Version | None = None,
-        chain: str = "",
+        chain: str = "", past: Past = NO_JOBS,
     ) -> Version:  # fmt: skip
         """Save the state after a position, which follows the state `base`; states later than `base` are deleted."""
         self._check_quota(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         number = self.versions[-1].number + 1 if self.versions else 0
         path = self.folder / f"{number:08d}{ENDING}"
-        notes = asdict(position) | {"clients": list(clients), "chain": chain}
+        notes = asdict(position) | {"clients": list(clients), "chain": chain, "past": asdict(past)}
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)
         os.close(handle)
         try:
@@ -128,7 +130,7 @@ class ClientMemory:
             raise StoreError(f"cannot write to '{self.folder}': {error.strerror or error}") from None
         finally:
             Path(temporary).unlink(missing_ok=True)
-        new = Version(path, number, position, tuple(clients), chain)
+        new = Version(path, number, position, tuple(clients), chain, past)
         earlier = [version for version in self.versions if base is not None and version.number <= base.number]
         kept = _wanted([*earlier, new])
         for version in self.versions:
@@ -163,6 +165,7 @@ def _version(path: Path) -> Version:
         notes = json.loads(open_tensors(path)[0])
         position = Position(int(notes["attempt"]), int(notes["round"]), int(notes["ask"]))
         clients = tuple(str(name) for name in notes["clients"])
-        return Version(path, int(path.stem), position, clients, str(notes["chain"]))
+        past = Past(int(notes["past"]["count"]), str(notes["past"]["digest"]))
+        return Version(path, int(path.stem), position, clients, str(notes["chain"]), past)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"'{path}' is damaged ({type(error).__name__}): it cannot be read") from None

@@ -15,14 +15,16 @@ from fedsoft.core.contract import State
 from fedsoft.engine.client_host import Ticket
 from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.escape import shown
+from fedsoft.flower.jobs import NO_JOBS
 from fedsoft.flower.node.client_memory import Position
 from fedsoft.flower.node.config import NodeConfig
 from fedsoft.flower.node.experiment import Experiment, chain_of
 from fedsoft.flower.node.experiments import Experiments
+from fedsoft.flower.node.openings import Kept
 from fedsoft.flower.node.privacy_budget import PrivacyBudget
 from fedsoft.flower.node.refusals import Refusal, Refused
-from fedsoft.flower.node.sums import Kept
 from fedsoft.flower.request import Request
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.wire import WireMessage
 from fedsoft.machine.resources import is_out_of_memory
 from fedsoft.plugins import ConsentError
@@ -84,7 +86,9 @@ class Node:
             raise Refused(Refusal.OVERTAKEN, f"nothing is kept of experiment '{request.experiment}'")
         here.requests.count(position.round)
         here.go_to(base)
-        chain = chain_of(base.chain, request, message)
+        chain, past = chain_of(base.chain, request, message), NO_JOBS
+        if here.sums is not None:
+            past = here.sums.past_of(request, base.past, each, shared)
         if self.config.policy.requires_noise:  # before any point is looked at, so that the refusal reveals nothing
             right = here.expected.of(request.job, shared, each, request.round)
             self.config.policy.check_reply([name for name, _, _ in right.forms], right.released)
@@ -94,11 +98,11 @@ class Node:
                 cost, replies, facts, released = here.host.run_job(request.job, rows, each, shared, ticket)
                 self.config.policy.check_reply(replies, released)
                 releases.append(released)
-            here.at = here.memory.keep(position, here.host.names, dict(here.host.client_states), base, chain)
+            states = dict(here.host.client_states)
+            here.at = here.memory.keep(position, here.host.names, states, base, chain, past)
         except BaseException:
-            self.experiments.loaded.pop(
-                request.experiment, None
-            )  # what is on disk is whole, what is in memory may not be
+            # What is on disk is whole, what is in memory may not be.
+            self.experiments.loaded.pop(request.experiment, None)
             raise
         spent = {"gradients": cost.gradients, "evaluations": cost.evaluations}
         if here.sums is not None:
@@ -106,7 +110,7 @@ class Node:
                 raise Refused(Refusal.DIVERGED, f"{len(facts.refused)} clients have nothing to sum")
             kinds = here.host.algorithm.jobs[request.job].replies
             points = here.host.data.sizes[torch.as_tensor(rows)].tolist()
-            here.sums.keep(request, Kept(chain, request.job, names, points, dict(replies), kinds, shared))
+            here.sums.keep(request, Kept(chain, past, request.job, names, points, dict(replies), kinds, shared))
             return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, {})
         sent = {name: _lost(value, [*facts.refused]) for name, value in replies.items()}
         return WireMessage({"node": self.config.name, "clients": names, "cost": spent}, sent)
@@ -116,7 +120,7 @@ class Node:
         here = self.experiments.of(request)
         if here.sums is None:
             raise Refused(Refusal.SUM, "the run does not have secure = true")
-        if request.sum.get("stage") == "numbers":
+        if request.sum.get("stage") == Stage.NUMBERS:
             here.requests.count(request.round)
         return here.sums.answer(request, message)
 

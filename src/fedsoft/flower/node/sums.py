@@ -1,15 +1,11 @@
-"""Sums at a node: replies stay here, and leave it added up, under masks. What a server asks for is checked first.
-
-No two sums over the same reply tell it by their difference: what was opened, with which weights and over which nodes,
-is on disk before it is told, over restarts.
-"""
+"""Sums at a node: replies stay here, and leave it added up, under masks. What a server asks for is checked first."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +15,18 @@ from torch import Tensor
 
 from fedsoft.core.replies import Kind, weights_of
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past, mark_of_job
+from fedsoft.flower.node.openings import Kept, Openings, name_of
 from fedsoft.flower.node.refusals import Refusal, Refused
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
-from fedsoft.flower.secagg.messages import Missing
+from fedsoft.flower.secagg.messages import Stage
 from fedsoft.flower.secagg.party import Book, Member, Party
 from fedsoft.flower.secagg.primitives import public_of
 from fedsoft.flower.secagg.session import Agreement, ProtocolError, Session
 from fedsoft.flower.server.identity import fingerprint
 from fedsoft.flower.sum_request import (
     DATA,
-    STAGES,
     WEIGHTS,
     ZEROS,
     SumRequest,
@@ -42,39 +39,15 @@ from fedsoft.flower.sum_request import (
 )
 from fedsoft.flower.wire import WireMessage
 from fedsoft.safety.privacy import Privacy
-from fedsoft.secure.coding import SHARES, Coding
+from fedsoft.secure.coding import weights_coding
 from fedsoft.secure.distributed import Mechanism
 from fedsoft.secure.protection import LEAST, Secure
 from fedsoft.secure.weighing import Noise, Weighing
-from fedsoft.storage.atomic import write_json
-from fedsoft.storage.files import read_json
 
-FILE = "sums.json"
 KEPT = 4  # asks whose replies are kept
 OPEN = 64  # sums that may be under way
+TOLD = 16  # answers that are kept, to be given again
 AGREEMENTS = 8  # on keys, that are kept
-
-
-@dataclass
-class Kept:
-    """Replies that stay here.
-
-    Arguments:
-        chain: identifies them, see `chain_of`.
-        job, clients, points: who did what, and how many points each has.
-        replies, kinds: one row for each client.
-        shared: what was sent with the job.
-    """
-
-    chain: str
-    job: str
-    clients: list[str]
-    points: list[int]
-    replies: Mapping[str, Tensor]
-    kinds: Mapping[str, Kind]
-    shared: Mapping[str, Tensor]
-    used: dict[str, Tensor] = field(default_factory=dict)  # weights by which an entry was opened, [R, m]
-    counted: dict[str, Tensor] = field(default_factory=dict)  # whose values were counted beside, [R, m]
 
 
 @dataclass(frozen=True)
@@ -116,16 +89,14 @@ class NodeSums:
         self, folder: Path, secure: Secure, identity: Identity, secret: str, privacy: Privacy | None = None,
         least: int = LEAST, most: int = 0,
     ) -> None:  # fmt: skip
-        self.folder, self.secure, self.identity, self.secret = folder, secure, identity, secret
-        self.least, self.most = least, most
+        self.secure, self.identity, self.secret, self.least = secure, identity, secret, least
         self.privacy = privacy if privacy is not None and privacy.clip else None
         self.kept: OrderedDict[tuple[int, int, int], Kept] = OrderedDict()
         self.members: OrderedDict[bytes, Member] = OrderedDict()
         self.parties: OrderedDict[bytes, Party] = OrderedDict()
         self.told: OrderedDict[str, WireMessage] = OrderedDict()
         self.seen = frozenset[str]()
-        path = folder / FILE
-        self.opened: dict[str, list[str]] = dict(read_json(path)) if path.exists() else {}  # by reply and entry
+        self.openings = Openings(folder, secure, least, hidden=self.privacy is not None, most=most)
 
     def keep(self, request: Request, kept: Kept) -> None:
         """Keep the replies of a job; the same ones again change nothing."""
@@ -136,6 +107,16 @@ class NodeSums:
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
 
+    def past_of(self, request: Request, past: Past, each: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> Past:
+        """Return the run's jobs up to this one, as the server tells of them to all nodes; refuse what it may not."""
+        if each:
+            raise Refused(Refusal.SUM, f"{sorted(each)} are sent for each client: all should have the same")
+        try:
+            past.check(request.past)
+        except InputError as error:
+            raise Refused(Refusal.SUM, str(error)) from None
+        return Past.of([*request.past, mark_of_job(request.job, request.round, shared)])
+
     def answer(self, request: Request, message: WireMessage) -> WireMessage:
         """Return what this node sends in one stage; the same message again gets the same answer."""
         again = _digest(request, message)
@@ -144,7 +125,7 @@ class NodeSums:
                 self.told[again] = self._answer(request, message)
             except (ProtocolError, InputError) as error:
                 raise Refused(Refusal.SUM, str(error)) from None
-            while len(self.told) > len(STAGES) * OPEN:
+            while len(self.told) > TOLD:
                 self.told.popitem(last=False)
         return self.told[again]
 
@@ -152,15 +133,15 @@ class NodeSums:
         asked = SumRequest.read(request.sum)
         agreement = asked.agreement(request, self.secure)
         self._note(agreement)
-        if asked.stage == "keys":
+        if asked.stage is Stage.KEYS:
             return self._sent(self._member(agreement, new=True).advertise())
-        if asked.stage == "shares":
+        if asked.stage is Stage.SHARES:
             return self._sent(self._member(agreement).share(wire.roster(asked.message)))
         answer = self._summed(request, asked, message.tensors.get(WEIGHTS), self._member(agreement))
         following = asked.agreement(request, self.secure, 1)
-        if asked.stage == "check":
+        if asked.stage is Stage.CHECK:
             answer.head["next"] = wire.plain(self._member(following, new=True).advertise())
-        elif asked.stage == "unmask" and asked.roster:
+        elif asked.stage is Stage.UNMASK and asked.roster:
             answer.head["next"] = wire.plain(self._member(following).share(wire.roster(asked.roster)))
         return answer
 
@@ -169,6 +150,8 @@ class NodeSums:
         kept, hidden = self._kept(request), self.privacy is not None
         if weights is None or asked.entry not in kept.replies or (asked.by and asked.by not in kept.replies):
             raise InputError(f"a sum of '{asked.entry}' by '{asked.by}', which job '{kept.job}' did not reply")
+        if kept.kinds[asked.entry] is Kind.CHOICE:
+            raise InputError(f"'{asked.entry}' is what clients weigh by: it is not summed by itself")
         whole, size = check_weights(weights, asked, hidden), kept.replies[asked.entry][0].numel()
         about = zip(asked.clients, asked.points, asked.homes, strict=True)
         own = [(client, points) for client, points, home in about if home == self.identity.name]
@@ -176,15 +159,15 @@ class NodeSums:
             raise InputError("the clients of this node in the sum, or their points, are not those that did the job")
         if not hidden:
             check_coding(asked, kept.kinds[asked.entry], size)
-        session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure)
-        if asked.stage == "numbers":
+        session = session_of(request, asked, weights, sections_of(size, asked, hidden), self.secure, kept.past)
+        if asked.stage is Stage.NUMBERS:
             return self._numbers(session, member, asked, self._values(kept, asked, weights))
         if session.context not in self.parties:
             raise ProtocolError("this node does not know of the sum")
         party = self.parties[session.context]
-        if asked.stage == "check":
+        if asked.stage is Stage.CHECK:
             missing = wire.missing(asked.message)
-            self._check_opening(kept, asked, whole, missing)
+            self.openings.check(kept, asked, whole, missing)
             return self._sent(party.confirm(missing))
         return self._sent(party.unmask(wire.confirmed(asked.message)))
 
@@ -213,12 +196,14 @@ class NodeSums:
 
     def _values(self, kept: Kept, asked: SumRequest, weights: Tensor) -> list[Tensor]:
         """Return the coded sums over the clients of this node, and what else `sections_of` says."""
-        rows, coding = kept.replies[asked.entry], self._rounding(kept, asked, weights)
+        rows, seed = kept.replies[asked.entry], self._seed(kept, f"{asked.entry} {name_of(asked, weights)}")
+        coding = replace(asked.coded.coding(), seed=seed)
         own = torch.tensor([asked.clients.index(client) for client in kept.clients])
         shares, told, more = weights[:, own].expand(asked.count, -1), None, []
         if asked.by:
             told = weights_of(kept.replies[asked.by], asked.count, None).nan_to_num().clamp(0, 1)
-            more = [SHARES.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
+            fine = weights_coding(len(asked.clients), self._seed(kept, f"weights {asked.by} {weights.tolist()}"))
+            more = [fine.coded_sum(torch.ones(len(own), 1), told * shares).total.flatten()]
         around, noise, keys = self._around(kept, asked), None, None
         if self.privacy is not None:
             noise = self._noise(self.privacy, kept, asked, around)
@@ -226,12 +211,13 @@ class NodeSums:
         found = Weighing(coding, shares, told, around, noise, keys).sum(rows.reshape(len(rows), -1))
         return [found.total.flatten()] if noise is not None else [found.total.flatten(), found.counts, *more]
 
-    def _rounding(self, kept: Kept, asked: SumRequest, weights: Tensor) -> Coding:
-        """Return how numbers are coded. Where they are rounded at random nobody else knows how: with few bits a sum
-        would else tell of some clients on which side of a known number they are."""
-        about = f"rounding {self.secret} {kept.chain} {asked.entry} {self._sum(asked, weights)}"
-        seed = int.from_bytes(hashlib.sha256(about.encode()).digest()[:8]) % 2**62
-        return replace(asked.coded.coding(), seed=seed)
+    def _seed(self, kept: Kept, what: str) -> int:
+        """Return the seed of random rounding, the same for the same numbers, which nobody else knows.
+
+        With few bits a sum would else tell of some clients on which side of a known number they are.
+        """
+        found = hashlib.sha256(f"rounding {self.secret} {kept.chain} {what}".encode())
+        return int.from_bytes(found.digest()[:8]) % 2**62
 
     def _around(self, kept: Kept, asked: SumRequest) -> Tensor | None:
         """Return what rows are seen from: one of the tensors that came with the job."""
@@ -258,57 +244,9 @@ class NodeSums:
 
     def _keys(self, kept: Kept, asked: SumRequest, weights: Tensor) -> Tensor:
         """Return the keys of the clients' noise: the same for the same sum of the same replies, and no other."""
-        about = f"{self.secret} {kept.chain} {asked.entry} {self._sum(asked, weights)}"
+        about = f"{self.secret} {kept.chain} {asked.entry} {name_of(asked, weights)}"
         keys = [hashlib.sha256(f"{about} {client}".encode()).digest()[:16] for client in kept.clients]
         return torch.from_numpy(np.frombuffer(b"".join(keys), dtype="<i8").reshape(-1, 2).copy())
-
-    def _sum(self, asked: SumRequest, weights: Tensor) -> str:
-        """Return what identifies a sum of replies."""
-        about = f"{asked.by} {asked.count} {asked.coded.model_dump()} {asked.around} {weights.tolist()}"
-        return hashlib.sha256(about.encode()).hexdigest()
-
-    def _check_opening(self, kept: Kept, asked: SumRequest, whole: Tensor, missing: Missing) -> None:
-        """Raise where this sum, beside those opened before, would tell too much of a client here; else note it.
-
-        The same sum again, over the same nodes, tells nothing new: a run that is resumed asks for it. Coded in another
-        way it would: a reach that is small counts the clients that are above it.
-        """
-        there = missing.present & set(asked.homes)
-        if len(there) < self.least:
-            raise ProtocolError(f"a sum of {len(there)} nodes: policy.nodes asks for {self.least}")
-        now = whole * torch.tensor([home in there for home in asked.homes])
-        mark, told = f"{kept.chain} {asked.entry}", self._sum(asked, now)
-        before = self.opened.get(mark, [])
-        if told in before:
-            return
-        coded = f"coded {asked.coded.model_dump()} {asked.around}"
-        if before and coded not in before:
-            raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before, coded in another way")
-        used = kept.used.get(asked.entry)
-        if before and (asked.by or used is None or self.privacy is not None):  # the same noise would cancel
-            raise ProtocolError(f"another sum of '{asked.entry}' of this reply was opened before")
-        if self.privacy is not None and sum(one[0].startswith("coded") for one in self.opened.values()) >= self.most:
-            raise ProtocolError(f"{self.most} sums with noise were opened, one for each round of the run")
-        counted = (now != 0).any(0)[None].double()  # values are counted whatever they weigh
-        weighed, both = self._weighed(kept, asked, now), (now, counted)
-        if used is not None:
-            both = torch.cat([used, now]), torch.cat([kept.counted[asked.entry], counted])
-        for weights in both:
-            self.secure.check_weights(weights, asked.homes)
-        if not asked.by:  # beside weights of the clients' own, nothing else is opened of an entry
-            kept.used[asked.entry], kept.counted[asked.entry] = both
-        self.opened |= weighed | {mark: [*(before or [coded]), told]}
-        write_json(self.folder / FILE, self.opened)
-
-    def _weighed(self, kept: Kept, asked: SumRequest, now: Tensor) -> dict[str, list[str]]:
-        """Return what to note of the clients' own weights, whose sum is opened too; raise for another sum of them."""
-        if not asked.by:
-            return {}
-        mark = f"{kept.chain} {asked.by}"
-        told = f"weighs {hashlib.sha256(str(now.tolist()).encode()).hexdigest()}"
-        if self.opened.get(mark, [told]) != [told]:
-            raise ProtocolError(f"another sum of '{asked.by}' of this reply was opened before")
-        return {mark: [told]}
 
     def _kept(self, request: Request) -> Kept:
         place = request.attempt, request.round, request.ask

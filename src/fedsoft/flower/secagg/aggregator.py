@@ -36,6 +36,7 @@ class Keyring:
         self.keys: Mapping[str, Keys] = {}
         self.shares: Mapping[str, Shares] = {}
         self.liars: set[str] = set()  # whose messages were not what they should have been
+        self.doubts: set[tuple[str, str]] = set()  # (who shared, who holds): one of them lies, nobody can tell which
 
     def rosters(self, keys: Mapping[str, Keys]) -> dict[str, Roster]:
         """Return to every party the keys of its neighbours."""
@@ -87,7 +88,7 @@ class Aggregator:
         self.masked = {name: one for name, one in masked.items() if name not in wrong}
         check(self.session.agreement, len(self.masked), "sent numbers")
         if broken := sorted((of, name) for name, one in self.masked.items() for of in one.broken if of in self.masked):
-            self.liars |= {of for of, _ in broken}
+            self.keyring.doubts |= set(broken)
             raise ProtocolError(
                 f"shares of '{broken[0][0]}' could not be opened by '{broken[0][1]}', as that says: their masks do not "
                 "cancel", broken[0],
@@ -142,12 +143,14 @@ class Aggregator:
         for holder, share in shares.items():
             if told(kind, context, name, holder, share) == hashes.get(holder):
                 good.append(share)
+            elif holder == name:
+                self.liars.add(name)
             else:
-                self.liars.add(holder)
+                self.keyring.doubts.add((name, holder))
         enough = self.session.agreement.enough(name)
         if len(good) < enough:
             raise ProtocolError(
-                f"{len(good)} good shares of a secret of '{name}', at least {enough} are needed", sorted(self.liars)
+                f"{len(good)} good shares of a secret of '{name}', at least {enough} are needed", [name]
             )
         secret = joined(good[:enough])
         if secret is None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
+
+
+class Stage(StrEnum):
+    """The stages of a sum, in their order."""
+
+    KEYS = "keys"
+    SHARES = "shares"
+    NUMBERS = "numbers"
+    CHECK = "check"
+    UNMASK = "unmask"
 
 
 def size_of(message: Any) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import IntEnum
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
@@ -23,6 +22,7 @@ from fedsoft.flower.secagg.messages import (
     Missing,
     Roster,
     Shares,
+    Stage,
     Unmasking,
 )
 from fedsoft.flower.secagg.primitives import (
@@ -46,27 +46,24 @@ Accepts = Callable[[str, bytes], bool]
 """(party, public key of a node): whether it is the key of the node of this party."""
 
 
-class Stage(IntEnum):
-    """What a party has done. After a stage that failed it does nothing more."""
-
-    FAILED, NOTHING, ADVERTISED, SHARED, RECEIVED = range(-1, 4)
-    MASKED, CONFIRMED, UNMASKED = range(1, 4)
-
-
 class Stages:
-    """Each stage comes once, and in order."""
+    """Each stage comes once, and in order. After one that failed nothing more is done.
 
-    def __init__(self) -> None:
-        self.stage = 0
+    Arguments:
+        order: of them.
+    """
+
+    def __init__(self, *order: Stage) -> None:
+        self.order, self.done, self.failed = order, 0, False
 
     @contextlib.contextmanager
-    def __call__(self, stage: int, name: str) -> Iterator[None]:
-        if self.stage != stage - 1:
-            did = "failed" if self.stage < 0 else f"done {self.stage} of its stages"
-            raise ProtocolError(f"stage '{name}' is not due: this party has {did}")
-        self.stage = -1
+    def __call__(self, stage: Stage) -> Iterator[None]:
+        if self.failed or stage not in self.order[self.done : self.done + 1]:
+            did = "failed" if self.failed else f"done {self.done} of its stages"
+            raise ProtocolError(f"stage '{stage}' is not due: this party has {did}")
+        self.failed = True
         yield
-        self.stage = stage
+        self.failed, self.done = False, self.done + 1
 
 
 class Book:
@@ -103,17 +100,17 @@ class Member:
         self.partners: frozenset[str] = frozenset()  # with whom it has masks
         self.broken: frozenset[str] = frozenset()  # whose shares could not be opened
         self.used = False  # for a sum
-        self.stages = Stages()
+        self.stages = Stages(Stage.KEYS, Stage.SHARES, Stage.NUMBERS)
 
     def advertise(self) -> Keys:
         """Return the keys of this agreement."""
-        with self.stages(1, "keys"):
+        with self.stages(Stage.KEYS):
             text = statement(self.agreement, self.name, self.sealing.public, self.masking.public)
             return Keys(self.sealing.public, self.masking.public, public_of(self.identity), signed(self.identity, text))
 
     def share(self, roster: Roster) -> Shares:
         """Return shares of the key for masks for all neighbours whose keys are those of their nodes."""
-        with self.stages(2, "shares"):
+        with self.stages(Stage.SHARES):
             self._check(roster.keys)
             self.roster = dict(roster.keys)
             shares, self.own = self.dealt(KEY, self.agreement.context, self.key_secret, [*self.roster])
@@ -121,7 +118,7 @@ class Member:
 
     def receive(self, delivery: Delivery) -> None:
         """Keep the shares of those who will have masks with this party."""
-        with self.stages(3, "delivery"):
+        with self.stages(Stage.NUMBERS):
             broken = set[str]()
             if strangers := sorted(delivery.sealed.keys() - self.roster.keys()):
                 raise ProtocolError(f"shares of '{strangers[0]}', who told no keys", strangers)
@@ -199,11 +196,11 @@ class Party:
         self.member, self.session, self.book = member, session, book
         self.seed, self.own = draw(), b""
         self.told: Missing | None = None
-        self.stages = Stages()
+        self.stages = Stages(Stage.NUMBERS, Stage.CHECK, Stage.UNMASK)
 
     def mask(self, values: Sequence[Tensor]) -> Masked:
         """Return the coded numbers of this party under masks."""
-        with self.stages(1, "numbers"):
+        with self.stages(Stage.NUMBERS):
             member, session = self.member, self.session
             seed, self.own = member.dealt(SEED, session.context, self.seed, sorted(member.partners))
             total = [a + b for a, b in zip(values, session.mask(seed_key(session, self.seed)), strict=True)]
@@ -224,13 +221,13 @@ class Party:
                 f"{len(missing.present)} of {len(agreement.parties)} parties are present: at least {agreement.least} "
                 f"should be, with '{name}'"
             )
-        with self.stages(2, "check"):
+        with self.stages(Stage.CHECK):
             self.told = missing
             return Confirmation(signed(self.member.identity, listed(self.session, missing, self.member.seen)))
 
     def unmask(self, confirmed: Confirmed) -> Unmasking:
         """Return a share of each neighbour: of its seed where it is present, of its key where it is missing."""
-        with self.stages(3, "unmask"):
+        with self.stages(Stage.UNMASK):
             member, missing = self.member, self.told
             assert missing is not None
             self.book.check(self.session)

@@ -22,12 +22,14 @@ class Attempt:
         attempt: its number, from 1.
         sizes: the number of points of each client, as nodes said.
         secret: what the noise on centers is drawn by: nodes know the seed, so it must not come from that alone.
+        jobs: the round and the mark of each job of a run of sums, all of which nodes have agreed on.
     """
 
     experiment: str
     attempt: int = 1
     sizes: Mapping[str, int] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    jobs: tuple[tuple[int, str], ...] = ()
 
     @staticmethod
     def following(folder: Path) -> Attempt:
@@ -36,9 +38,10 @@ class Attempt:
         if not path.exists():
             return new
         try:
-            known = {"experiment": new.experiment, "attempt": 0, "sizes": {}, "secret": new.secret} | read_json(path)
+            known = asdict(new) | {"attempt": 0} | read_json(path)
             sizes = {str(name): int(size) for name, size in known["sizes"].items()}
-            return Attempt(str(known["experiment"]), int(known["attempt"]) + 1, sizes, str(known["secret"]))
+            jobs = tuple((int(t), str(mark)) for t, mark in known["jobs"])
+            return Attempt(str(known["experiment"]), int(known["attempt"]) + 1, sizes, str(known["secret"]), jobs)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"'{path}' is damaged: {error}") from None
 

@@ -120,11 +120,14 @@ class FlowerEngine(Engine):
         known = Attempt.following(folder)
         self.experiment, self.secret, self.log.attempt = known.experiment, known.secret, known.attempt
         self.registry.sizes |= known.sizes
+        if self.sums is not None:
+            self.sums.jobs = [*known.jobs]
         self._remember()
 
     def _remember(self) -> None:
         if self.folder is not None:
-            Attempt(self.experiment, self.log.attempt, self.registry.sizes, self.secret).write(self.folder)
+            jobs = () if self.sums is None else tuple(self.sums.jobs)
+            Attempt(self.experiment, self.log.attempt, self.registry.sizes, self.secret, jobs).write(self.folder)
 
     @override
     def init_clients(self) -> None:
@@ -143,6 +146,8 @@ class FlowerEngine(Engine):
     def begin_round(self, state: State, t: int, last: bool = False) -> None:
         super().begin_round(state, t, last)
         self.tally, self.scored, self.log.t = _Tally(), None, t
+        if self.sums is not None:
+            self.sums.go_to(t)
 
     @override
     def round_notes(self) -> dict[str, Any]:
@@ -162,7 +167,10 @@ class FlowerEngine(Engine):
             {f"each/{name}": value for name, value in each.items()},
             {client: row for row, client in enumerate(clients)},
         )
-        about = {"job": job, "round": self.t, "ask": self.asks}
+        about: dict[str, Any] = {"job": job, "round": self.t, "ask": self.asks}
+        if self.sums is not None:
+            about["past"] = self.sums.note(job, self.t, shared)
+            self._remember()
         sent = right if self.sums is None else replace(right, forms=())  # replies stay at the nodes, and are summed
         good = self._ask_enough(self._request("job", **about), clients, content, sent)
         places = {self.names[k]: int(k) for k in ids}
@@ -188,7 +196,7 @@ class FlowerEngine(Engine):
         nodes = {keys[client]: self.registry.homes[client] for client in clients}
         shapes = {name: shape for name, _, shape in right.forms}
         points = [self.registry.sizes[client] for client in clients]
-        asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks)
+        asked = Asked(sums, request, clients, homes, points, nodes, shapes, marks, sums.past)
         return Answer(np.array(ids, dtype=np.int64), {name: RemoteRows(asked, name) for name in shapes})
 
     def _gathered(self, ids: list[int], rows: list[dict[str, Tensor]]) -> Answer:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsoft.errors import InputError
+from fedsoft.flower.jobs import Past, mark_of_job
 from fedsoft.flower.request import Request
 from fedsoft.flower.secagg import wire
 from fedsoft.flower.secagg.aggregator import Aggregator, Keyring
-from fedsoft.flower.secagg.messages import Delivery, Roster
+from fedsoft.flower.secagg.messages import Delivery, Roster, Stage
 from fedsoft.flower.secagg.session import ProtocolError
+from fedsoft.flower.server import sum_replies as replies
 from fedsoft.flower.server.event_log import EventLog
 from fedsoft.flower.server.exchange import SMALL, Transport
 from fedsoft.flower.server.identity import fingerprint
 from fedsoft.flower.server.reply_validator import open_reply
 from fedsoft.flower.server.terms import QuorumError, Terms
 from fedsoft.flower.sum_request import (
-    DATA,
     WEIGHTS,
     ZEROS,
     SumRequest,
     coded_by,
+    is_possible,
     mark_of,
     sections_of,
     sent_weights,
@@ -37,6 +39,7 @@ from fedsoft.secure.protection import Secure
 from fedsoft.secure.sums import Weighed
 from fedsoft.secure.weighing import Weighing
 
+T = TypeVar("T")
 LONG = 8  # times the length of the head that a reply of a client may have
 
 
@@ -64,6 +67,7 @@ class SumExchange:
         secure: what is asked of sums.
         rings: the keys for the next sum, by who agreed on them.
         keys: the number of the last ones.
+        jobs: of the run, each with its round: marks by which nodes see that all of them have had the same.
     """
 
     transport: Transport
@@ -72,6 +76,21 @@ class SumExchange:
     secure: Secure
     rings: dict[frozenset[str], Ring] = field(default_factory=dict)
     keys: int = 0
+    jobs: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def past(self) -> Past:
+        return Past.of([mark for _, mark in self.jobs])
+
+    def note(self, job: str, t: int, shared: Mapping[str, Tensor]) -> list[str]:
+        """Note a job that will be sent; return the marks of those before it."""
+        before = [mark for _, mark in self.jobs]
+        self.jobs.append((t, mark_of_job(job, t, shared)))
+        return before
+
+    def go_to(self, t: int) -> None:
+        """Forget the jobs of this round and later ones, which are repeated."""
+        self.jobs = [one for one in self.jobs if one[0] < t]
 
     def stage(
         self, request: Request, asked: SumRequest, weights: Tensor, down: Mapping[int, Mapping[str, Any]], body: int
@@ -110,6 +129,7 @@ class Asked:
             key.
         shapes: of the replies.
         marks: of what was sent with the job, see `mark_of`.
+        past: the run's jobs up to this one.
     """
 
     exchange: SumExchange
@@ -119,7 +139,8 @@ class Asked:
     points: list[int]
     nodes: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
-    marks: frozenset[str] = frozenset()
+    marks: frozenset[str]
+    past: Past
     sums: int = field(default=0, init=False)
 
     def opened(self, entry: str, by: str, what: Weighing) -> tuple[list[Tensor], Tensor]:
@@ -127,7 +148,7 @@ class Asked:
         number, self.sums = self.sums, self.sums + 1
         for attempt in range(1 + self.exchange.terms.patience):
             asked = SumRequest(
-                stage="keys", number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
+                stage=Stage.KEYS, number=number, attempt=attempt, entry=entry, by=by, count=len(what.weights),
                 clients=self.clients, homes=self.homes, points=self.points, coded=coded_by(what.coding),
                 around=mark_of(what.around), keys=0,
             )  # fmt: skip
@@ -145,22 +166,26 @@ class Asked:
         ring = exchange.rings.pop(who, None) or self._agree(asked, weights)
         asked = asked.model_copy(update={"keys": ring.number})
         sections = sections_of(torch.Size(self.shapes[asked.entry]).numel(), asked, hidden)
-        session = session_of(self.request, asked, weights, sections, exchange.secure)
+        session = session_of(self.request, asked, weights, sections, exchange.secure, self.past)
         server, after = Aggregator(session, ring.keyring), self._keyring(asked, 1)
         try:
             down = {party: wire.plain(one) for party, one in ring.mail.items()}
-            up = self._stage(asked, "numbers", weights, down, _masked, session.bytes)
+            up = self._stage(asked, Stage.NUMBERS, weights, down, replies.masked, session.bytes)
             missing = server.missing(up)
-            told = self._stage(asked, "check", weights, dict.fromkeys(missing.present, wire.plain(missing)), _signed)
-            down = {party: wire.plain(one) for party, one in server.confirmed(_first(told)).items()}
-            rosters = after.rosters(_second(told)) if len(_second(told)) == len(who) else {}
-            told = self._stage(asked, "unmask", weights, down, _unmasked, rosters=rosters)
-            result = server.opened(_first(told))
-            if len(_second(told)) == len(who):  # else they agree anew
-                exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(_second(told)))
+            told = self._stage(
+                asked, Stage.CHECK, weights, dict.fromkeys(missing.present, wire.plain(missing)), replies.signed
+            )
+            down = {party: wire.plain(one) for party, one in server.confirmed(replies.first(told)).items()}
+            rosters = after.rosters(replies.second(told)) if len(replies.second(told)) == len(who) else {}
+            shares = self._stage(asked, Stage.UNMASK, weights, down, replies.unmasked, rosters=rosters)
+            result = server.opened(replies.first(shares))
+            if not hidden and not is_possible(result, session.sections, asked):
+                raise ProtocolError("the sum is one that no clients can have: a node lies, and nobody can tell which")
+            if len(replies.second(shares)) == len(who):  # else they agree anew
+                exchange.rings[who] = Ring(ring.number + 1, after, after.deliveries(replies.second(shares)))
         finally:
             exchange.keys = max(exchange.keys, ring.number + 1)  # no number comes twice
-            self._blame(server.liars | after.liars)
+            self._blame(ring.keyring, after)
         return result, torch.tensor([home in server.masked for home in self.homes])
 
     def _keyring(self, asked: SumRequest, more: int = 0) -> Keyring:
@@ -173,24 +198,26 @@ class Asked:
         asked = asked.model_copy(update={"keys": self.exchange.keys})
         keyring = self._keyring(asked)
         try:
-            up = self._stage(asked, "keys", weights, {party: {} for party in keyring.agreement.parties}, _keys)
+            up = self._stage(
+                asked, Stage.KEYS, weights, {party: {} for party in keyring.agreement.parties}, replies.keys
+            )
             down = {party: wire.plain(one) for party, one in keyring.rosters(up).items()}
-            mail = keyring.deliveries(self._stage(asked, "shares", weights, down, _shares))
+            mail = keyring.deliveries(self._stage(asked, Stage.SHARES, weights, down, replies.shares))
         finally:
-            self._blame(keyring.liars)
+            self._blame(keyring)
         return Ring(asked.keys, keyring, mail)
 
     def _stage(
-        self, asked: SumRequest, stage: str, weights: Tensor, down: Mapping[str, Any],
-        read: Callable[[WireMessage], Any], body: int = 0, rosters: Mapping[str, Roster] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self, asked: SumRequest, stage: Stage, weights: Tensor, down: Mapping[str, Any],
+        read: Callable[[WireMessage], T], body: int = 0, rosters: Mapping[str, Roster] | None = None,
+    ) -> dict[str, T]:  # fmt: skip
         """Send what is passed on; return what could be read of what comes back, by party."""
         sent: dict[int, dict[str, Any]] = {self.nodes[one]: {"message": dict(text)} for one, text in down.items()}
         for party, roster in (rosters or {}).items():
             if party in down:
                 sent[self.nodes[party]]["roster"] = wire.plain(roster)
         up = self.exchange.stage(self.request, asked.model_copy(update={"stage": stage}), weights, sent, body)
-        found = {}
+        found: dict[str, T] = {}
         for party in down:
             if (reply := up.get(self.nodes[party])) is not None:
                 try:
@@ -201,53 +228,17 @@ class Asked:
                     )
         return found
 
-    def _blame(self, liars: set[str]) -> None:
-        for party in sorted(liars):
-            self.exchange.log.event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
-        liars.clear()
-
-
-def _keys(reply: WireMessage) -> Any:
-    return wire.keys(reply.head.get("sum"))
-
-
-def _shares(reply: WireMessage) -> Any:
-    return wire.shares(reply.head.get("sum"))
-
-
-def _masked(reply: WireMessage) -> Any:
-    return wire.masked(reply.head.get("sum"), _data(reply))
-
-
-def _signed(reply: WireMessage) -> Any:
-    return wire.confirmation(reply.head.get("sum")), _next(reply, wire.keys)
-
-
-def _unmasked(reply: WireMessage) -> Any:
-    return wire.unmasking(reply.head.get("sum")), _next(reply, wire.shares)
-
-
-def _next(reply: WireMessage, read: Callable[[object], Any]) -> Any:
-    """Return what a node sends beside, for the next keys; None where that cannot be read."""
-    try:
-        return read(reply.head.get("next"))
-    except InputError:
-        return None
-
-
-def _first(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    return {party: one for party, (one, _) in told.items()}
-
-
-def _second(told: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    return {party: other for party, (_, other) in told.items() if other is not None}
-
-
-def _data(reply: WireMessage) -> bytes:
-    data = reply.tensors.get(DATA)
-    if data is None or data.dtype != torch.uint8:
-        raise InputError("numbers of a sum are missing")
-    return data.numpy().tobytes()
+    def _blame(self, *rings: Keyring) -> None:
+        """Write to the log who lied, and where one of two did."""
+        event = self.exchange.log.event
+        for ring in rings:
+            for party in sorted(ring.liars):
+                event("lie in a sum", node=self.nodes.get(party), reason=party, request=self.request)
+            for giver, holder in sorted(ring.doubts):
+                reason = f"{giver} or {holder}: what one shared is not what the other has"
+                event("lie in a sum", reason=reason, request=self.request)
+            ring.liars.clear()
+            ring.doubts.clear()
 
 
 @dataclass(frozen=True)
