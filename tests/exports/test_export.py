@@ -124,6 +124,8 @@ def test_the_program_reads_rows_as_training_did(tmp_path: Path) -> None:
     expected = run.predict(tmp_path / "in" / "a.csv", center=0)
     assert torch.allclose(names["predict"](x, "center-0"), expected, atol=1e-5)
     assert names["CLASSES"] == ["ill", "well"]
+    card = (tmp_path / "out" / "model-card.md").read_text("utf-8")
+    assert 'x = inputs(read_rows("new.csv"))' in card
 
 
 def test_names_in_a_table_do_not_become_code(tmp_path: Path) -> None:
