@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -140,6 +141,13 @@ def test_text_among_numbers_is_pointed_out_beside_cells_that_are_filled(tmp_path
         folder(path, target="y", missing="fill")
     with pytest.raises(InputError, match=r"'a\.csv' has text '5o' in line 3, column 'age'"):
         seen_inputs(fed, path / "a.csv")
+
+
+@pytest.mark.parametrize("missing", [None, "fill"])
+def test_dates_are_named_as_such_even_where_some_are_empty(missing: Literal["fill"] | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "in", a="age,seen,y\n50,,1.5\n60,2024-03-01,2.5\n")
+    with pytest.raises(InputError, match=r"has '2024-03-01' .* in line 3, column 'seen', .* drop = \['seen'\]"):
+        folder(path, target="y", missing=missing)
 
 
 def test_a_file_to_predict_on_may_have_an_empty_column_of_labels(tmp_path: Path) -> None:

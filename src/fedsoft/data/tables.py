@@ -128,6 +128,8 @@ class Table:
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers, all of them finite."""
+        if not (self.is_number(name) or self.has_text(name) or self.is_empty(name)):
+            raise self._no_numbers(name, "a number")  # dates and the like, which nothing fills
         column = self._filled(name)
         if not _is_number(column.type):
             raise self._no_numbers(name, "a number")
@@ -157,7 +159,7 @@ class Table:
 
     def _no_numbers(self, name: str, wanted: str) -> InputError:
         column, text = self.rows.column(name), self.has_text(name)
-        row = first_word(np.array(column.to_numpy())) if text else 0
+        row = first_word(np.array(column.to_numpy())) if text else int(np.argmin(self.empty(name)))
         cell = column[row].as_py()
         found = f"text {value(cell)}" if text else f"{value(str(cell))} ({column.type})"
         remedy = ""
