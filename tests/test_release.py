@@ -30,6 +30,9 @@ def test_there_is_one_version() -> None:
     assert parts[0] == "Unreleased"
     released = [part for part in parts if part != "Unreleased"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", part) for part in released), released
+    dated = re.search(r"^date-released: (.+)$", text("CITATION.cff"), re.MULTILINE)
+    assert dated is not None
+    assert released[0] == f"{fs.__version__} - {dated[1]}"
     assert f"fedsoft-{fs.__version__}-py3-none-any.whl" in text("docs/index.md")
     assert f"fedsoft is at {'.'.join(fs.__version__.split('.')[:2])}:" in text("docs/stability.md")
 

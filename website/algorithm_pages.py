@@ -88,7 +88,8 @@ def results(name: str) -> str:
             rows.append(f"| {title} | {data.metric} | `{cell.label}` | {' | '.join(cells)} |")
             most = max(most, len(cell.finished))
     if not rows:
-        command = f"fedsoft compare synthetic-10-90 -a fedsoft,{name} --budget work"
+        other = "fedavg" if name == "fedsoft" else "fedsoft"
+        command = f"fedsoft compare synthetic-10-90 -a {other},{name} --budget work"
         return f"Not on the [leaderboard](../leaderboard.md) yet. `{command}` measures it."
     titles = [quantity(column).title for column in COLUMNS]
     head = f"| federation | metric | tuned as | {' | '.join(titles)} |\n|{' --- |' * (3 + len(titles))}\n"

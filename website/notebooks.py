@@ -29,6 +29,7 @@ FENCE = re.compile(
 )
 NAMED = re.compile(r"# ([\w.-]+\.(?:toml|csv|py|txt))\n")
 PROGRESS = re.compile(r"^.*: \d+ (?:of \d+ (?:runs|rounds)|trials)\b.*\n", re.MULTILINE)  # of commands, on stderr
+OBJECT = "<IPython.core.display."  # a bar that moves, which is nothing in text
 PLAIN = """\
 import os
 
@@ -127,7 +128,7 @@ def printed(outputs: list[Any]) -> str:
     for one in outputs:
         if one.output_type == "stream":
             text += one.text if one.name == "stdout" else PROGRESS.sub("", one.text)
-        elif "text/plain" in one.get("data", {}):
+        elif "text/plain" in one.get("data", {}) and not one.data["text/plain"].startswith(OBJECT):
             text += one.data["text/plain"] + "\n"
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]

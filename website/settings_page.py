@@ -35,7 +35,7 @@ TABLES = {"privacy": Privacy, "secure": Secure}
 
 def page() -> str:
     """Return the whole page."""
-    parts = [INTRODUCTION, "## Of a run", run_table()]
+    parts = [INTRODUCTION, "## Keys of a run", run_table()]
     from fedsoft.training.callbacks.early_stopping import EarlyStopping
 
     for name, made in {**TABLES, "early_stopping": EarlyStopping}.items():
@@ -46,7 +46,7 @@ def page() -> str:
             made = plugins.find(kind, name)
             link = f" ([its page](../algorithms/{name}.md))" if kind == "algorithms" else ""
             parts += [
-                f"### {kind}: {name}",
+                f"### {name} {{ #{kind}-{name} }}",  # names occur in several kinds
                 first_sentence(made) + link,
                 settings(made, plugins.own_settings(kind, name)),
             ]

@@ -107,6 +107,39 @@ def test_the_program_predicts_the_same_without_fedsoft(kind: str, client: int | 
         assert torch.allclose(names["predict"](points(run), name), expected, atol=1e-5)
 
 
+def test_the_program_reads_rows_as_training_did(tmp_path: Path) -> None:
+    """Names of columns with spaces, text, a decimal comma, true and false, empty cells, columns that are not used."""
+    (tmp_path / "in").mkdir()
+    head, rows = "id; dose;ward;on;state\n", ["1;1,5;x;true;ill", "2;;y;false;well", "3;2,5;;true;ill", "4;0,5;x;;well"]
+    for name in "ab":
+        (tmp_path / "in" / f"{name}.csv").write_text(head + "\n".join(rows) + "\n", "utf-8-sig")
+    fed = fs.datasets.folder(
+        tmp_path / "in", target="state", drop=["id"], missing="fill", delimiter=";", decimal=",", standardize=True
+    )
+    run = fs.fit(fs.FedSoft(S=2), fed, fs.models.mlp([3]), rounds=1)
+    fs.export(run, tmp_path / "out", format="torch")
+    names: dict[str, Any] = {"__file__": str(tmp_path / "out" / "model.py")}
+    exec(compile((tmp_path / "out" / "model.py").read_text("utf-8"), "model.py", "exec"), names)
+    x = names["inputs"](names["read_rows"](tmp_path / "in" / "a.csv"))
+    expected = run.predict(tmp_path / "in" / "a.csv", center=0)
+    assert torch.allclose(names["predict"](x, "center-0"), expected, atol=1e-5)
+    assert names["CLASSES"] == ["ill", "well"]
+    card = (tmp_path / "out" / "model-card.md").read_text("utf-8")
+    assert 'x = inputs(read_rows("new.csv"))' in card
+
+
+def test_names_in_a_table_do_not_become_code(tmp_path: Path) -> None:
+    evil = 'x"""\\n'
+    fed = fs.datasets.table(
+        {"who": list("aabb"), evil: [1.0, 2.0, 3.0, 4.0], "t": [evil, "u", evil, "u"], "y": list("cdcd")},
+        client="who", target="y",
+    )  # fmt: skip
+    fs.export(fs.fit(fs.FedAvg(), fed, fs.models.mlp([3]), rounds=1), tmp_path, format="torch")
+    names: dict[str, Any] = {"__file__": str(tmp_path / "model.py")}
+    exec(compile((tmp_path / "model.py").read_text("utf-8"), "model.py", "exec"), names)
+    assert names["COLUMNS"] == {evil: None, "t": ["u", evil]}
+
+
 def test_a_network_that_is_no_sequence_is_asked_for(tmp_path: Path) -> None:
     run = made("own")
     fs.export(run, tmp_path, format="torch")

@@ -58,6 +58,14 @@ def test_clusters_that_add_nothing_are_named_so() -> None:
     assert "Not recommended, as one center scores better: fedprior (S = 4)." in reservations(found)
 
 
+def test_clusters_that_are_recommended_are_not_said_to_add_nothing() -> None:
+    """Where the single center that is as good had not converged."""
+    found = made({"constant": 0.25, "fedprior-1": 0.7075, "fedprior": 0.708}, {"fedprior-1": False})
+    ship, clusters, *_ = answer(found)
+    assert ship.startswith("Ship personal models with a learned prior (S = 4)")
+    assert clusters.startswith("Clusters add nothing that is certain: 70.8 %")
+
+
 def test_what_had_not_converged_is_said() -> None:
     found = made(MEANS, {"fedprior": False})
     assert found.recommended.key == "fedprior-1"

@@ -223,7 +223,8 @@ def test_runs_are_found_by_the_beginning_of_their_name(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / chosen.id, chosen)
     assert len(list_runs(tmp_path)) == 2
     assert find_run(tmp_path, "synthetic-10-90-s1").spec().seed == 1
-    with pytest.raises(InputError, match="give more of the name"):
+    newest = spec.read("synthetic-10-90").with_seed(1).id
+    with pytest.raises(InputError, match=rf"give more of the name \(the newest is {newest}\)"):
         find_run(tmp_path, "synthetic-10-90")
     with pytest.raises(InputError, match="there is no run 'x'"):
         find_run(tmp_path, "x")

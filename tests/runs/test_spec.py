@@ -21,6 +21,16 @@ def test_every_preset_reads_and_says_what_it_is_about() -> None:
         assert spec.read(name).rounds > 0
 
 
+@pytest.mark.parametrize(("given", "name"), [("plants", "folder"), ("all.csv", "table"), ("all.parquet", "table")])
+def test_data_in_place_of_a_run_file_is_told_from_it(given: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "plants").mkdir()
+    source = str(tmp_path / given)
+    with pytest.raises(
+        InputError, match=rf"'{source}' holds data: give a TOML file with dataset = \{{name = '{name}',"
+    ):
+        spec.read(source)
+
+
 def test_defaults_are_written_out() -> None:
     """A later version with other defaults must still run what was meant."""
     text = tomllib.loads(spec.read("synthetic-10-90").to_toml())

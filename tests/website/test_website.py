@@ -115,7 +115,7 @@ def test_commands_and_settings_are_those_of_the_code() -> None:
     page = settings_page.page()
     for kind in plugins.KINDS:
         for name in plugins.names(kind):
-            assert f"### {kind}: {name}\n" in page
+            assert f"### {name} {{ #{kind}-{name} }}\n" in page
     assert re.search(r"\| `lam` \| `1\.0` \| \(tuned: [^)]+\) ", page)
 
 
@@ -159,3 +159,11 @@ def test_what_commands_print_is_shown_without_how_far_they_were() -> None:
     told += "comparing: 0 of 2 runs, 50 rounds\nrecommending: 6 trials, tuning ifca\n"
     outputs = [Stream(name="stderr", text=told), Stream(name="stdout", text="Cost: 50 rounds in 0.6 s\n")]
     assert notebooks.printed(outputs) == "note: a column looks like an id\nCost: 50 rounds in 0.6 s"
+
+
+def test_bars_that_move_are_no_text_on_a_page() -> None:
+    from nbformat import v4
+
+    bar = {"text/html": "<progress>", "text/plain": "<IPython.core.display.HTML object>"}
+    outputs = [v4.new_output("display_data", data=bar), v4.new_output("execute_result", data={"text/plain": "0.5"})]
+    assert notebooks.printed(outputs) == "0.5"

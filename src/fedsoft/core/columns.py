@@ -17,7 +17,7 @@ class Reading:
         client: the column with the names of clients, if any.
         arrays: the inputs of an `.npz`; default: `x`.
         delimiter, decimal, encoding: how CSV files are written.
-        missing: `drop` leaves rows with empty cells out.
+        missing: `drop` leaves rows with empty cells out, `fill` fills them.
     """
 
     target: str | tuple[str, ...] = "y"
@@ -39,6 +39,7 @@ class Columns:
         whole: whether these labels are whole numbers in the data.
         categories: columns of text with the values that are known: each is one element of x, 1 where a point has it
             and else 0. A point with another value has 0 in all of them.
+        fills: of columns of numbers what an empty cell is taken for, where empty cells are filled.
         ignored: columns that tables may have and that are no inputs.
         tokens: inputs that are tokens, apart from those that are numbers.
         attributes: of inputs that are no rows of a table, such as alternatives to choose from: what models weigh.
@@ -50,6 +51,7 @@ class Columns:
     classes: tuple[str, ...] | None = None
     whole: bool = False
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fills: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()

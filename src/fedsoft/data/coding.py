@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from fedsoft.data.streams import bad
 from fedsoft.data.table_settings import TableSettings, matches
 from fedsoft.data.tables import Table, reads_as_number, value
 from fedsoft.data.token_columns import tokens
+
+FEW, MANY = 11, 100  # points of which nothing is said; points that measured whole numbers hardly tell apart
+ID_NAME = re.compile(r"(?:^|[^a-z])(?:id|no|nr|number|key|index|code)$", re.IGNORECASE)
 
 
 def with_categories(columns: Columns, tables: Sequence[Table], options: TableSettings) -> Columns:
@@ -35,6 +39,8 @@ def _categories(name: str, tables: Sequence[Table], options: TableSettings) -> t
             if any(map(reads_as_number, table.labels(name).tolist())):
                 table.numbers(name)
     values = sorted({str(value) for table in tables for value in table.values(name).tolist()})
+    if options.missing == "fill":  # an empty cell is no category
+        values = [value for value in values if value]
     if len(values) > options.categories:
         raise bad(
             tables[0].file,
@@ -78,7 +84,8 @@ def unseen(table: Table, columns: Columns) -> list[str]:
     said = []
     for name, known in columns.categories.items():
         values = _texts(table, name)
-        if len(rows := np.flatnonzero(~np.isin(values, known))):
+        filled = columns.reading.missing == "fill"
+        if len(rows := np.flatnonzero(~np.isin(values, [*known, ""] if filled else known))):
             first = f"the first is {value(str(values[rows[0]]))} in {table.place(int(rows[0]))}"
             said.append(
                 f"{table.file.name}: {len(rows)} of {len(values)} points have a value of column '{name}' that no "
@@ -105,12 +112,19 @@ def id_notices(columns: Columns, tables: Sequence[Table], clients: Sequence[np.n
         if len(known) > 1 and pairs == len(sizes):
             what = "another one in each" if len(known) == len(sizes) else f"{len(known)} over all"
             said.append(f"Column '{name}' has one value in each client, {what}, as an id has: {remedy}")
-        elif len(known) == len(values) and name not in columns.categories and _counts(tables, name):
+        elif len(values) > FEW and name in columns.categories and len(known) > len(values) / 2:
+            what = f"{len(known)} categories for {len(values)} points, as names, dates and notes have"
+            said.append(f"Column '{name}' has {what}: leave it out by drop = ['{name}'] if it is of that kind")
+        elif len(values) > FEW and name not in columns.categories and _numbers_points(tables, name, len(known)):
             said.append(f"Column '{name}' numbers the points, as an id does: {remedy}")
     return tuple(said)
 
 
-def _counts(tables: Sequence[Table], name: str) -> bool:
-    """Whether a column holds consecutive whole numbers, each once."""
+def _numbers_points(tables: Sequence[Table], name: str, known: int) -> bool:
+    """Whether a column holds whole numbers, each once or nearly so, as ids do."""
     values = np.concatenate([table.values(name) for table in tables])
-    return bool((values == np.round(values)).all()) and float(values.max() - values.min()) == len(values) - 1 > 10
+    if (values != np.round(values)).any():
+        return False
+    if known == len(values):
+        return float(values.max() - values.min()) == known - 1 or known > MANY or ID_NAME.search(name) is not None
+    return known > 0.9 * len(values) and ID_NAME.search(name) is not None

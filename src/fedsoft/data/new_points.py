@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsoft.core.federation import Federation
 from fedsoft.data.client_files import check_readable, files_in, one_file
 from fedsoft.data.coding import unseen
+from fedsoft.data.empty_cells import empty_cells, filled
 from fedsoft.data.table_labels import known_labels
 from fedsoft.data.table_parts import Part, array_part, check_same, checked_names, part_of
 from fedsoft.data.table_settings import TableSettings
@@ -53,9 +54,11 @@ def read_new_clients(
     options = TableSettings.like(federation.columns.reading, target, federation.columns.ignored)
     found: dict[str, Pair] = {}
     for one in _sources(source):
-        part, left_out = _known_part(one, federation, options, labelled=labelled)
+        part, left_out, filled_in = _known_part(one, federation, options, labelled=labelled)
         if left_out:
             say(f"{part.file.name}: {left_out} rows with an empty cell are left out, as in training")
+        if filled_in:
+            say(f"{part.file.name}: {filled_in} empty cells are filled, as in training")
         if part.table is not None:
             for notice in unseen(part.table, federation.columns):
                 say(notice)
@@ -74,12 +77,15 @@ def _sources(source: Any) -> Iterable[Path | Table]:
 
 def _known_part(
     source: Path | Table, federation: Federation, options: TableSettings, *, labelled: bool
-) -> tuple[Part, int]:
-    """Read a table by the columns and categories that the federation has, or arrays; count the rows left out."""
+) -> tuple[Part, int, int]:
+    """Read a table by the columns and categories that the federation has, or arrays.
+
+    Also count the rows that were left out and the cells that were filled.
+    """
     if isinstance(source, Path):
         check_readable(source)
         if source.suffix.lower() == ".npz":
-            return array_part(source, options, labelled=labelled), 0
+            return array_part(source, options, labelled=labelled), 0, 0
         source = Table.read(source, options.form)
     columns, client = federation.columns, federation.columns.reading.client
     names = checked_names(source, options, labelled=labelled)
@@ -89,8 +95,12 @@ def _known_part(
     here = [name for name in names if name not in options.targets and name not in ignored]
     check_same(source.file, here, "the run's data", columns.features or ())
     known = client if labelled and client in names else None
-    whole = source
-    if labelled and options.missing == "drop":  # predictions are one for each row of the file
-        whole = source.complete(options.used(columns, known))
-    part = part_of(whole, columns, options, known, labelled=labelled or options.targets[0] in names)
-    return part, len(source) - len(whole)
+    whole, empty = source, 0
+    if labelled and options.missing is not None:  # predictions are one for each row of the file
+        inputs = () if options.missing == "drop" else columns.features or ()
+        whole = source.complete([name for name in options.used(columns, known) if name not in inputs])
+    if options.missing == "fill":
+        empty, whole = empty_cells(whole, columns), filled(whole, columns)
+    told = labelled or all(name in names and not whole.empty(name).any() for name in options.targets)
+    part = part_of(whole, columns, options, known, labelled=told)
+    return part, len(source) - len(whole), empty

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedsoft.core.columns import Columns
 from fedsoft.core.federation import Federation
 from fedsoft.data.coding import id_notices, with_categories
+from fedsoft.data.empty_cells import without_empty
 from fedsoft.data.new_points import read_new_clients
 from fedsoft.data.table_labels import number_classes
 from fedsoft.data.table_parts import Part, check_same, checked_names, part_of, read_part
@@ -57,12 +57,11 @@ def _parts(
     read = [file if isinstance(file, Table) else read_part(file, options) for file in files]
     columns = _columns([table for table in read if isinstance(table, Table)], options, client)
     notices: tuple[str, ...] = ()
-    if options.missing == "drop":
-        used = options.used(columns, client)
-        whole = [one.complete(used) if isinstance(one, Table) else one for one in read]
-        notices = _left_out([(a, b) for a, b in zip(read, whole, strict=True) if isinstance(a, Table)])
-        read = whole
     tables = [table for table in read if isinstance(table, Table)]
+    if options.missing is not None and tables:
+        tables, columns, notices = without_empty(tables, columns, options, client)
+        left = iter(tables)
+        read = [next(left) if isinstance(one, Table) else one for one in read]
     columns = with_categories(columns, tables, options)
     parts = [part_of(one, columns, options, client) if isinstance(one, Table) else one for one in read]
     if tables:
@@ -85,19 +84,6 @@ def _columns(tables: Sequence[Table], options: TableSettings, client: str | None
         first = f"'{tables[0].file.name}'"
         check_same(table.file, own.features or (), first, columns.features or (), dropping=True)
     return replace(columns, ignored=tuple(ignored))
-
-
-def _left_out(tables: Sequence[tuple[Table, Any]]) -> tuple[str, ...]:
-    """Return a sentence about the rows that were left out, if any: pairs of a table before and after."""
-    lost = {before.file.name: len(before) - len(after) for before, after in tables if len(after) < len(before)}
-    if not lost:
-        return ()
-    count, points, most = sum(lost.values()), sum(len(before) for before, _ in tables), max(lost, key=lost.__getitem__)
-    where = f"in {most}" if len(lost) == 1 else f"in {len(lost)} files, most of them ({lost[most]}) in {most}"
-    rows = (
-        f"{count} of {points} rows {'has' if count == 1 else 'have'} an empty cell and {'is' if count == 1 else 'are'}"
-    )
-    return (f"{rows} left out by missing = 'drop', {where}",)
 
 
 def _owners(parts: Sequence[Part]) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from fedsoft.settings import settings
 
 Names = tuple[str, ...]
 Decimal = Literal[".", ","]
-Missing = Literal["drop"]
+Missing = Literal["drop", "fill"]
 Task = Literal["auto", "regression", "classification", "multilabel"]
 
 
@@ -32,9 +32,11 @@ class TableSettings:
         features: the columns of inputs, by name or by patterns such as `lab_*`; default: all that have no other use. In
             an `.npz` the arrays of inputs, which a network is given by name; default: `x`.
         drop: columns that are no inputs, by name or pattern; of several files one has to have each.
-        missing: `drop` leaves rows with empty cells (nothing, NA, NaN or null) out of training, of tests and of new
-            clients' points, and counts them; cells of columns that are not used may be empty. A file to predict on
-            keeps all rows, so it must be filled. Default: an empty cell is an error.
+        missing: what happens to empty cells (nothing, NA, NaN or null) of columns that are used. `fill`: a number
+            becomes the mean of its column over the rows of all clients, text belongs to no category; new clients and
+            files to predict on are filled by the same values. `drop`: such rows are left out of training, of tests and
+            of new clients' points; a file to predict on keeps all rows and may have no empty cells. Both count them,
+            and rows without a label are left out. Default: an empty cell is an error.
         categorical: columns whose values are categories although they look like numbers, by name or pattern.
         categories: the most categories of a column of text. Each becomes an input of its own, 1 where a point has it
             and else 0; a value that no client had in training is 0 in all of them. 0: text is refused.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +88,36 @@ class Table:
         """Return the rows that have a value in each of these columns; raise InputError where there is none."""
         empty = np.zeros(len(self), dtype=bool)
         for name in names:
-            empty |= self.rows.column(name).is_null(nan_is_null=True).to_numpy()
+            empty |= self.empty(name)
         if empty.all():
-            raise bad(self.file, "has an empty cell in every row, so missing = 'drop' leaves no points: leave it out")
+            raise bad(self.file, "has an empty cell in every row, so that no points are left: leave it out")
         kept = np.flatnonzero(~empty)
         return self if len(kept) == len(self) else Table(self.file, self.rows.take(kept), self.form, kept)
+
+    def empty(self, name: str) -> np.ndarray:
+        """Return which cells of a column are empty."""
+        return self.rows.column(name).is_null(nan_is_null=True).to_numpy()
+
+    def is_empty(self, name: str) -> bool:
+        """Whether a column has no value at all, so that its type is unknown."""
+        from pyarrow import types
+
+        return types.is_null(self.rows.column(name).type)
+
+    def with_column(self, name: str, values: Any) -> Table:
+        """Return the same with other values in a column."""
+        place = self.names.index(name)
+        return replace(self, rows=self.rows.set_column(place, name, [values]))
 
     def has_text(self, name: str) -> bool:
         """Whether a column holds text."""
         from pyarrow import types
 
         return types.is_large_string(self.rows.column(name).type)
+
+    def is_number(self, name: str) -> bool:
+        """Whether a column holds numbers."""
+        return _is_number(self.rows.column(name).type)
 
     def has_lists(self, name: str) -> bool:
         """Whether a column holds a list in each cell."""
@@ -109,6 +128,8 @@ class Table:
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers, all of them finite."""
+        if not (self.is_number(name) or self.has_text(name) or self.is_empty(name)):
+            raise self._no_numbers(name, "a number")  # dates and the like, which nothing fills
         column = self._filled(name)
         if not _is_number(column.type):
             raise self._no_numbers(name, "a number")
@@ -132,13 +153,13 @@ class Table:
         if count := column.null_count:
             where = self.place(int(np.flatnonzero(column.is_null().to_numpy())[0]))
             cells, first = ("1 empty cell", "") if count == 1 else (f"{count} empty cells", "the first in ")
-            remedy = f"fill {'it' if count == 1 else 'them'}, or leave such rows out by missing = 'drop'"
+            remedy = f"fill {'it' if count == 1 else 'them'}, or train with missing = 'fill' or missing = 'drop'"
             raise bad(self.file, f"has {cells} (nothing, NA or null) in column '{name}', {first}{where}: {remedy}")
         return column
 
     def _no_numbers(self, name: str, wanted: str) -> InputError:
         column, text = self.rows.column(name), self.has_text(name)
-        row = first_word(np.array(column.to_numpy())) if text else 0
+        row = first_word(np.array(column.to_numpy())) if text else int(np.argmin(self.empty(name)))
         cell = column[row].as_py()
         found = f"text {value(cell)}" if text else f"{value(str(cell))} ({column.type})"
         remedy = ""
@@ -155,8 +176,8 @@ class Table:
 
 
 def first_word(values: np.ndarray) -> int:
-    """Return the row of the first text that is not a number; 0 where all are."""
-    return next((row for row, text in enumerate(values.ravel().tolist()) if not reads_as_number(text)), 0)
+    """Return the row of the first text that is not a number; 0 where all are. Cells that were filled have none."""
+    return next((row for row, text in enumerate(values.ravel().tolist()) if text and not reads_as_number(text)), 0)
 
 
 def reads_as_number(text: str) -> bool:

@@ -12,6 +12,7 @@ from fedsoft.clusters.ensemble import Ensemble
 from fedsoft.escape import plain
 from fedsoft.evaluation.values import Scores
 from fedsoft.exports.raw_inputs import RawInputs
+from fedsoft.exports.row_program import rows_code
 from fedsoft.machine.resources import environment
 from fedsoft.runs.spec import PATHS, RunSpec
 from fedsoft.safety.privacy import statements
@@ -42,8 +43,9 @@ def card(about: Card, scores: Scores | None) -> str:
 LIMITS = """## Limits
 
 A center is for clients whose data is like one source of the run's clients. `fedsoft adopt` finds from a few labelled
-points which center that is, and whether any of them fits. Files hold weights and layers only: no data of a client. That
-does not prove that nothing about it can be inferred from the weights."""
+points which center that is, and whether any of them fits. Files hold weights, layers and what is needed to read inputs
+(of tables the names of columns and classes, the categories of text, means and scales), and no point of a client. That
+does not prove that nothing about a client can be inferred from the weights."""
 
 
 def _head(about: Card) -> str:
@@ -201,15 +203,16 @@ def _example(about: Card, package: str, dtype: str, *, always: bool = False) -> 
 def _loading(about: Card) -> str:
     first, file = next(iter(about.ensembles)), about.files[0]
     x, given = _example(about, "torch", "dtype=torch."), _example(about, "np", "np.", always=True)
+    table = rows_code(about.run.federation)
     more = ", make" if about.needs_code else ""  # a function that makes the network
     code = {
         "safetensors": f"""from safetensors.torch import load_file
 
 weights = load_file("{file}")  # named tensors, for load_state_dict of the same network""",
         "torch": f"""import torch
-from model import predict
+from model import {"inputs, predict, read_rows" if table else "predict"}
 
-x = {x}
+x = {'inputs(read_rows("new.csv"))' if table else x}
 prediction = predict(x, "{first}"{more})""",
         "onnx": f"""import numpy as np
 import onnxruntime

@@ -8,6 +8,7 @@ from torch import nn
 from fedsoft.core.federation import Federation
 from fedsoft.core.inputs import Kind
 from fedsoft.exports.raw_inputs import RawInputs, scales
+from fedsoft.exports.row_program import example, rows_code
 from fedsoft.runs.spec import RunSpec
 
 # Layers whose printed form is the call that makes them.
@@ -53,6 +54,7 @@ def program(code: str | None, shares: dict[str, dict[str, float]], federation: F
         else code
     )
     given = _arguments(inputs, federation)
+    rows = rows_code(federation)
     constants = "".join(
         f"{what}_{name} = torch.tensor({value.tolist()!r}, dtype=torch.float64)\n"
         for name, pair in scales(federation).items() for what, value in zip(("MEAN", "STD"), pair, strict=True)
@@ -62,8 +64,7 @@ def program(code: str | None, shares: dict[str, dict[str, float]], federation: F
     head = heads[federation.shape.task]
     return f'''"""Models that fedsoft exported: plain torch networks, their weights in the files beside this one.
 
-    from model import predict
-    predict(x, "{first}")
+{example(rows, first)}
 """
 
 from pathlib import Path
@@ -74,7 +75,7 @@ from torch import nn
 
 SHARES = {shares!r}
 {constants}
-
+{rows}
 {code}
 
 def load(file, {make}):

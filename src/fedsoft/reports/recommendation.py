@@ -133,7 +133,9 @@ def _clusters(found: Recommendation) -> list[str]:
         ]
     with_several, with_one = (number(found.score(row), found.metric) for row in (several_, one))
     interval = _in_brackets(gain, found.metric)
-    return [f"Clusters add nothing: {with_several} with {titled(several_)}, {with_one} with {titled(one)}{interval}."]
+    # They may be recommended all the same, where the best single center had not converged.
+    lead = "Clusters add nothing that is certain" if found.recommended is several_ else "Clusters add nothing"
+    return [f"{lead}: {with_several} with {titled(several_)}, {with_one} with {titled(one)}{interval}."]
 
 
 def _newcomers(found: Recommendation) -> list[str]:

@@ -31,7 +31,8 @@ def match_run(root: Path, name: str) -> Path:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise InputError(f"'{name}' could be {', '.join(run.name for run in matches)}: give more of the name")
+        several = ", ".join(run.name for run in matches)
+        raise InputError(f"'{name}' could be {several}: give more of the name (the newest is {matches[-1].name})")
     there = (
         f"it holds {', '.join(run.name for run in runs[-5:])}"
         if runs

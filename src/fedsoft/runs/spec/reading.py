@@ -80,6 +80,9 @@ def _table(part: Any) -> dict[str, Any]:
 def _tables(source: str) -> tuple[dict[str, Any], str, Path | None]:
     """Return the tables of a preset or a file, a label, and where a file's modules are. Paths are relative to it."""
     path = Path(source)
+    if source not in presets() and (kind := _data_set(path)):
+        settings = f"{{name = '{kind}', path = '{source}', target = ...}}"
+        raise InputError(f"'{source}' holds data: give a TOML file with dataset = {settings}")
     if path.suffix != ".toml" and not path.is_file():
         return toml(preset_text(source)), source, None
     try:
@@ -95,6 +98,13 @@ def _tables(source: str) -> tuple[dict[str, Any], str, Path | None]:
             table["dataset"] |= _full_paths(path.parent, table["dataset"])
     is_run = (path.parent / "run.json").exists()  # a run's folder is data: what lies in it is not imported
     return raw, path.stem, None if is_run else path.parent
+
+
+def _data_set(path: Path) -> str:
+    """Return what reads a folder or a file of points; nothing for what else a path may mean."""
+    if path.is_dir():
+        return "" if (path / "run.json").exists() else "folder"
+    return "table" if path.suffix.lower() in (".csv", ".parquet") else ""
 
 
 def _full_paths(folder: Path, dataset: Mapping[str, Any]) -> dict[str, Any]:
