@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsoft.core.federation import Federation
-from fedsoft.evaluation.paired import Difference, mean_of
+from fedsoft.evaluation.paired import mean_of, paired
 from fedsoft.studies.recommend.measured import TEST, Journal, Measured, Task
 from fedsoft.studies.recommend.split import Split
 
@@ -111,7 +111,12 @@ def saved(folder: Path, wanted: Mapping[str, int]) -> list[int]:
     )  # fmt: skip
 
 
-def interval(gain: Difference, factor: float, digits: int) -> str:
-    """Return a difference with its 95 % interval."""
-    mean, low, high = (f"{factor * value:+.{digits}f}" for value in (gain.mean, gain.low, gain.high))
-    return f"{mean} ({low} to {high})"
+def compared(own: Column, rival: Column | None, metric: str) -> list[str]:
+    """Return two cells: the mean, and how far it is ahead of a rival's with the 95 % interval over clients."""
+    factor, digits = (100, 1) if metric == "accuracy" else (1, 3)
+    gain = None if rival is None else paired(own.values, rival.values, higher_is_better=METRICS[metric])
+    mean = f"{factor * own.mean:.{digits}f}"
+    if gain is None:
+        return [mean, ""]
+    ahead, low, high = (f"{factor * value:+.{digits}f}" for value in (gain.mean, gain.low, gain.high))
+    return [mean, f"{ahead} ({low} to {high})"]

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 
 import fedsoft as fs
-from benchmarks.nested import METRICS, Column, Nested, Settings, best_of, interval, saved
+from benchmarks.nested import METRICS, Column, Nested, Settings, best_of, compared, saved
 from fedsoft.core.contract import Algorithm
 from fedsoft.core.federation import Federation
 from fedsoft.core.metrics import ACCURACY
 from fedsoft.core.model import Builder
-from fedsoft.evaluation.paired import mean_of, paired
+from fedsoft.evaluation.paired import mean_of
 from fedsoft.evaluation.spread import Spread
 from fedsoft.machine.threads import one_thread
 from fedsoft.runs.run import Run
@@ -158,13 +158,10 @@ def lines(found: Sequence[Writers], later: bool) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for key in GRIDS:
         cells = [key]
-        for metric, higher in METRICS.items():
-            factor, digits = (100, 1) if metric == "accuracy" else (1, 3)
-            own, rival = made[metric][key], made[metric][best[metric]]
-            gain = paired(own.values, rival.values, higher_is_better=higher) if key in OURS else None
-            cells += [f"{factor * own.mean:.{digits}f}", "" if gain is None else interval(gain, factor, digits)]
-            if metric == "accuracy":
-                cells.append(f"{100 * worst(own.values):.1f}")
+        for metric in METRICS:
+            own = made[metric][key]
+            cells += compared(own, made[metric][best[metric]] if key in OURS else None, metric)
+            cells += [f"{100 * worst(own.values):.1f}"] if metric == "accuracy" else []
         yield f"| {' | '.join(cells)} |"
 
 

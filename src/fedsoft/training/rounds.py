@@ -108,7 +108,7 @@ def play(
             began = time.perf_counter()
             engine.recall(history[-1].notes if history else {})
             engine.begin_round(state, t, last)
-            new, notes = engine.algorithm.round(state, t, engine)
+            new, notes = engine.carry_out(state, t)
             seconds = round(time.perf_counter() - began, 6)
             known = _noted(engine, notes | engine.round_notes(), history[-1] if history else None)
             state, changed = watch(new, state, engine.sizes)
