@@ -262,7 +262,7 @@ def test_a_matrix_that_cannot_be_inverted_any_more_says_that_training_diverged(m
         return torch.linalg.inv(torch.zeros(2, 2))
 
     monkeypatch.setattr(fs.FedAvg, "round", without_inverse)
-    with pytest.raises(DivergedError, match="a matrix of round 1 cannot be inverted .* lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"a matrix of round 1 cannot be inverted .* lower the learning rate"):
         fs.fit(fs.FedAvg(), federation(regression_clients()), fs.models.linear(), rounds=1)
 
 

@@ -87,7 +87,7 @@ class Search:
             self.best, self.score = settings, score
 
     def discard(self) -> None:
-        """Take out the best settings, which failed elsewhere: the next best of those that were tried take their place."""
+        """Take out the best settings, which failed elsewhere: the next best of those tried take their place."""
         self.tried[key_of(self.best)] = -math.inf
         best = max(self.tried, key=self.tried.__getitem__)
         self.best, self.score, self.edges = dict(best), self.tried[best], ()
