@@ -135,9 +135,9 @@ def algorithm(key: str, settings: Settings) -> Algorithm:
     return {"fedavg": fs.FedAvg, "ditto": fs.Ditto, "ifca": fs.IFCA}[key](K=K, **own)
 
 
-def lines(found: Sequence[Writers], later: bool) -> Iterator[str]:
+def lines(found: Sequence[Writers], keys: Sequence[str], later: bool) -> Iterator[str]:
     """Yield a table in Markdown: each metric with every candidate tuned by it, and how far ours are ahead."""
-    tested = {(key, metric): [one.tested(key, metric) for one in found] for key in GRIDS for metric in METRICS}
+    tested = {(key, metric): [one.tested(key, metric) for one in found] for key in keys for metric in METRICS}
 
     def column(key: str, metric: str) -> Column:
         if later:
@@ -149,14 +149,14 @@ def lines(found: Sequence[Writers], later: bool) -> Iterator[str]:
             values = [one.array(metric) for one in tested[key, metric]]
         return Column.of(list(zip(names, values, strict=True)))
 
-    made = {metric: {key: column(key, metric) for key in GRIDS} for metric in METRICS}
-    best = {metric: best_of(each, [key for key in GRIDS if key not in OURS], metric) for metric, each in made.items()}
+    made = {metric: {key: column(key, metric) for key in keys} for metric in METRICS}
+    best = {metric: best_of(each, [key for key in keys if key not in OURS], metric) for metric, each in made.items()}
     who = f"those who come later, with {POINTS} points" if later else "members"
     yield f"{who}; {len(found)} splits ({', '.join(str(one.split.seed) for one in found)}); ahead of {best}"
     yield ""
     yield "| | accuracy, % | ahead by | worst decile | log-loss | ahead by |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for key in GRIDS:
+    for key in keys:
         cells = [key]
         for metric in METRICS:
             own = made[metric][key]
@@ -171,30 +171,31 @@ def worst(values: np.ndarray) -> float:
     return mean_of([one.worst_decile for one in found if one is not None])
 
 
-def choices(found: Sequence[Writers]) -> Iterator[str]:
+def choices(found: Sequence[Writers], keys: Sequence[str]) -> Iterator[str]:
     """Yield what was chosen for each candidate by each metric, split by split."""
-    for key, metric in itertools.product(GRIDS, METRICS):
+    for key, metric in itertools.product(keys, METRICS):
         yield f"{key} by {metric}: {[one.chosen(key, metric) for one in found]}"
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--splits", nargs="+", type=int, default=list(range(20, 25)))
+    options.add_argument("--candidates", nargs="+", choices=list(GRIDS), default=list(GRIDS))
     options.add_argument("--save", type=Path, default=Path("runs/writers"), help="where results are kept")
     options.add_argument("--table", action="store_true", help="measure nothing, print tables of what is saved")
     given = options.parse_args()
     for seed in [] if given.table else given.splits:
         one = Writers.of(seed, given.save)
-        for key, metric in itertools.product(GRIDS, METRICS):
+        for key, metric in itertools.product(given.candidates, METRICS):
             one.tested(key, metric)
-    seeds = saved(given.save, {key: len(grid) for key, grid in GRIDS.items()})
+    seeds = saved(given.save, {key: len(GRIDS[key]) for key in given.candidates})
     found = [Writers.of(seed, given.save) for seed in seeds if seed in given.splits]
     if not found:
         print("nothing saved")
         return
     for later in (False, True):
-        print("\n".join([*lines(found, later), ""]))
-    print("\n".join(choices(found)))
+        print("\n".join([*lines(found, given.candidates, later), ""]))
+    print("\n".join(choices(found, given.candidates)))
 
 
 if __name__ == "__main__":
