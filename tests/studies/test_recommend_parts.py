@@ -169,12 +169,12 @@ def test_a_trial_that_fails_is_no_best() -> None:
 
 def test_settings_that_fail_elsewhere_give_way_to_the_next_best() -> None:
     found = Searches([Search({"lr": Range((0.1, 0.3, 0.9), 3.0)}), Search({}, {"solver.name": "newton"})])
-    carried_out(found, lambda settings: {0.1: 3.0, 0.3: 1.0}.get(settings.get("lr", 0.0), 2.0))
+    carried_out(found, lambda settings: {0.1: 3.0, 0.3: 1.0, None: 2.0}.get(settings.get("lr"), 0.0))
     order = []
     for _ in range(3):
         order.append(found.best)
         found.discard()
-    assert order == [{"lr": 0.1}, {"solver.name": "newton"}, {"lr": 0.9}]
+    assert order == [{"lr": 0.1}, {"solver.name": "newton"}, {"lr": 0.3}]
     one = Search({}, {"solver.name": "newton"})
     carried_out(one, lambda _: 1.0)
     one.discard()
