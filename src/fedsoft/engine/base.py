@@ -232,7 +232,7 @@ class Engine(abc.ABC):
         """Play the algorithm's part of round t, in which numbers may have grown until no matrix can be inverted."""
         try:
             return self.algorithm.round(state, t, self)
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
             raise DivergedError(
                 f"a matrix of round {t + 1} cannot be inverted or decomposed: training diverged, "
                 f"{advice(self.algorithm.rates)}"
