@@ -41,6 +41,15 @@ def test_several_tasks_go_on_where_the_last_one_ended() -> None:
         assert torch.allclose(run.engine.client_states["w"][k], w, atol=1e-12)
 
 
+def test_tuning_may_have_a_smaller_rate_than_the_rounds() -> None:
+    run, usual = (fitted(fs.FineTune(own_rate=r), regression_clients(), 3, ONE_STEP) for r in (0.25, 1))
+    assert torch.equal(run.state.centers, usual.state.centers)
+    c = run.state.centers[0]
+    for k, (x, y) in enumerate(regression_clients()):
+        expected = c - LR / 4 * 2 / len(y) * x.T @ (x @ c - y)
+        assert torch.allclose(run.engine.client_states["w"][k], expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("K", ["all", 3])
 def test_the_center_is_exactly_that_of_fedavg(K: Any) -> None:
     tuned, plain = (fitted(a, regression_clients(), 4, SGD) for a in (fs.FineTune(K=K), fs.FedAvg(K=K)))

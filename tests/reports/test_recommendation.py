@@ -50,6 +50,18 @@ def test_the_answer_has_an_interval() -> None:
     assert "with 5 points (one model for all" in newcomers
 
 
+def test_what_clusters_add_is_doubted_where_test_points_do_not_show_it() -> None:
+    clear = made(MEANS)
+    noisy = np.random.default_rng(1).standard_normal((1, 80))
+    rows = tuple(
+        replace(row, test={"accuracy": 0.71 + 0.1 * noisy}) if row.key == "fedprior" else row for row in clear.rows
+    )
+    told = answer(replace(clear, rows=rows))[1]
+    assert told.startswith("Clusters add ")
+    assert told.endswith("; on test points that is not clear, as it was on tuning points.")
+    assert "not clear" not in answer(clear)[1]
+
+
 def test_clusters_that_add_nothing_are_named_so() -> None:
     found = made(MEANS | {"fedprior": 0.707})
     ship, clusters, *_ = answer(found)

@@ -19,6 +19,7 @@ from fedsoft.runs import spec
 from fedsoft.runs.run_options import RunOptions
 from fedsoft.seeds import generator
 from fedsoft.studies.recommend import study
+from fedsoft.studies.recommend.measured import Measured
 
 FEW = ["constant", "fedavg", "local"]  # no rate, no centers: a trial each with exact solves
 
@@ -122,6 +123,34 @@ def test_a_budget_leaves_out_what_does_not_fit_and_says_so(tmp_path: Path) -> No
     whole = small("one", tmp_path)
     assert whole.found.left_out == ()
     assert whole.found.folds == 3
+
+
+@pytest.mark.parametrize("fails", ["fold", "final"])
+def test_settings_that_fail_on_other_points_give_way_to_the_next_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """They did best on the first fold, but training fails where they are needed: nobody could ship that."""
+    plain = small("none", tmp_path / "plain", only=["constant", "fedavg"])
+    assert plain.recommended == "constant"
+    [best] = plain.found.recommended.settings
+    measured, final, folds = study.Trainer.measure, study.Trainer.final, list[Any]()
+
+    def on_fold(self: Any, candidate: Any, settings: Any, *given: Any) -> Measured:
+        folds.append((candidate.key, settings) == ("constant", best))
+        broken = fails == "fold" and sum(folds) > 1 and folds[-1]
+        return Measured(problem="no") if broken else measured(self, candidate, settings, *given)
+
+    def on_all(self: Any, candidate: Any, settings: Any, *given: Any) -> Measured:
+        broken = (candidate.key, settings) == ("constant", best)
+        return Measured(problem="no") if broken else final(self, candidate, settings, *given)
+
+    monkeypatch.setattr(study.Trainer, "measure", on_fold)
+    monkeypatch.setattr(study.Trainer, "final", on_all)
+    found = small("none", tmp_path / "broken", only=["constant", "fedavg"]).found
+    constant = found.row("constant")
+    assert [*constant.settings] == [{"own": 1 - best["own"]}]
+    assert constant.problem == ""
+    assert found.recommended.test
 
 
 def test_metrics_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,20 @@ def test_a_trial_that_fails_is_no_best() -> None:
     assert not math.isfinite(hopeless.score)
 
 
+def test_settings_that_fail_elsewhere_give_way_to_the_next_best() -> None:
+    found = Searches([Search({"lr": Range((0.1, 0.3, 0.9), 3.0)}), Search({}, {"solver.name": "newton"})])
+    carried_out(found, lambda settings: {0.1: 3.0, 0.3: 1.0, None: 2.0}.get(settings.get("lr"), 0.0))
+    order = []
+    for _ in range(3):
+        order.append(found.best)
+        found.discard()
+    assert order == [{"lr": 0.1}, {"solver.name": "newton"}, {"lr": 0.3}]
+    one = Search({}, {"solver.name": "newton"})
+    carried_out(one, lambda _: 1.0)
+    one.discard()
+    assert one.score == -math.inf  # nothing is left
+
+
 def test_each_solver_is_searched_and_the_best_of_both_is_found() -> None:
     def search() -> Searches:
         lam = Range((0.1, 1.0), 10.0)
@@ -188,6 +203,9 @@ def test_newton_is_tried_for_models_of_few_parameters() -> None:
     people, own = spec.read("electricity"), spec.read("electricity", ["solver.name=newton"])
     fixed = [dict(one.fixed) for one in BY_KEY["ditto"].searches(people, 300, 6).searches]
     assert fixed == [{}, {"solver.name": "newton"}]
+    assert [set(one.ranges) for one in BY_KEY["finetune"].searches(people, 300, 6).searches] == [
+        {"solver.lr", "tasks", "own_rate"}, {"tasks"}
+    ]  # fmt: skip
     for base, parameters in ((people, 200), (own, 6)):
         assert len(BY_KEY["ditto"].searches(base, 300, parameters).searches) == 1
     assert len(BY_KEY["constant"].searches(people, 300, 6).searches) == 1
@@ -201,6 +219,8 @@ def test_candidates_have_what_they_declare() -> None:
     assert BY_KEY["fedprior"].ranges(base, 12)["S"].most == 2
     exact = spec.read("synthetic-10-90", ["solver.name=exact"])
     assert BY_KEY["fedavg"].ranges(exact, 100) == {}
+    assert set(BY_KEY["finetune"].ranges(base, 100)) == {"solver.lr", "tasks", "own_rate"}
+    assert set(BY_KEY["finetune"].ranges(exact, 100)) == {"tasks"}  # a rate of its own is none where there is no rate
     assert [rank(one.key) for one in CANDIDATES] == [*range(len(CANDIDATES))]
     assert [one.key for one in chosen(["finetune", "fedavg"])] == ["fedavg", "finetune"]
     with pytest.raises(InputError, match="did you mean 'fedavg'"):
@@ -311,6 +331,15 @@ def test_lower_may_be_better() -> None:
     assert found is not None
     assert found.recommended == "finetune"
     assert found.gains["fedavg"].mean == pytest.approx(0.4)
+
+
+def test_what_cannot_be_trained_on_all_points_is_not_recommended() -> None:
+    best = replace(standing("fedprior-1", 0.9), failed=True)
+    found = decide([standing("fedavg", 0.5), standing("finetune", 0.7), best], higher_is_better=True)
+    assert found is not None
+    assert (found.recommended, found.top) == ("finetune", "finetune")
+    assert found.refused == {"fedprior-1": Refusal.FAILED}
+    assert decide([best], higher_is_better=True) is None
 
 
 def test_nothing_to_decide_on() -> None:

@@ -257,6 +257,15 @@ def test_settings_of_a_run_that_cannot_be_used_are_refused(options: dict[str, An
         fitted(**options)
 
 
+def test_a_matrix_that_cannot_be_inverted_any_more_says_that_training_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_inverse(*_: Any) -> Any:
+        return torch.linalg.inv(torch.zeros(2, 2))
+
+    monkeypatch.setattr(fs.FedAvg, "round", without_inverse)
+    with pytest.raises(DivergedError, match=r"a matrix of round 1 cannot be inverted .* lower the learning rate"):
+        fs.fit(fs.FedAvg(), federation(regression_clients()), fs.models.linear(), rounds=1)
+
+
 def test_a_run_that_diverges_says_so() -> None:
     with pytest.raises(DivergedError, match="lower the learning rate"):
         fitted(solver=fs.SGD(lr=1e6, epochs=50), rounds=20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from fedsoft.clusters.one_center import OneCenter
 from fedsoft.clusters.selection import Participants
 from fedsoft.core.contract import PersonalModels, State, job
+from fedsoft.core.local_solve import slowed
 from fedsoft.core.model import Model
 from fedsoft.core.replies import MODEL, ClientState, Reply
 from fedsoft.core.site import Site
@@ -36,6 +38,8 @@ class FineTune(OneCenter):
     Arguments:
         K: clients drawn in a round, or "all". All clients are asked to tune.
         tasks: how far they go from the center: each is a task of the local solver from where the last one ended.
+        own_rate: the learning rate of these tasks, as a share of the solver's; a network that knows most already wants
+            smaller steps. Solvers without a rate ignore it.
 
     Cost: one task per client drawn, one model down, one up; in the last round `tasks` further ones and one further
         model down for each client.
@@ -57,6 +61,7 @@ class FineTune(OneCenter):
 
     K: Participants = "all"
     tasks: Annotated[int, Field(ge=1), Tunable((1, 2, 4))] = 1
+    own_rate: Annotated[float, Field(gt=0), Tunable((0.1, 0.3, 1.0))] = 1.0
 
     def closing_tasks(self, model: Model) -> int:
         return self.tasks
@@ -76,6 +81,8 @@ class FineTune(OneCenter):
     @job()
     def tune(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Train from the center and keep the result. Batches are drawn anew: it is a pass of its own."""
+        if self.own_rate != 1:
+            site = replace(site, solver=slowed(site.solver, self.own_rate))
         w, optimizer = site.solve(shared["centers"].repeat(len(site), 1), label="tune")
         for task in range(1, self.tasks):
             w, optimizer = site.solve(w, optimizer, label=f"tune {task}")

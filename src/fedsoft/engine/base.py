@@ -28,7 +28,7 @@ from fedsoft.engine.cost import Cost, size_of
 from fedsoft.engine.job_checks import check_job
 from fedsoft.engine.naming import named
 from fedsoft.engine.resources import Resources
-from fedsoft.errors import InputError
+from fedsoft.errors import DivergedError, InputError, advice
 from fedsoft.safety.conditions import Conditions
 from fedsoft.safety.dropouts import schedule
 from fedsoft.safety.exclusions import Exclusion
@@ -221,8 +221,18 @@ class Engine(abc.ABC):
     def round(self, state: State, t: int, last: bool = False) -> tuple[State, dict[str, Any]]:
         """Play round t; return the new state and what to log about it."""
         self.begin_round(state, t, last)
-        state, notes = self.algorithm.round(state, t, self)
+        state, notes = self.carry_out(state, t)
         return state, notes | self.round_notes()
+
+    def carry_out(self, state: State, t: int) -> tuple[State, dict[str, Any]]:
+        """Play the algorithm's part of round t, in which numbers may have grown until no matrix can be inverted."""
+        try:
+            return self.algorithm.round(state, t, self)
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+            raise DivergedError(
+                f"a matrix of round {t + 1} cannot be inverted or decomposed: training diverged, "
+                f"{advice(self.algorithm.rates)}"
+            ) from error
 
     # --- what an engine is --------------------------------------------------------------------------------------------
 

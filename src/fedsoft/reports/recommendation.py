@@ -127,10 +127,9 @@ def _clusters(found: Recommendation) -> list[str]:
     if gain is None:
         return []
     if decision.clusters.is_clear:
-        beside = f": {titled(several_)} against {titled(one)}"
-        return [
-            f"Clusters add {_amount(gain.mean, found.metric)} ({_span(gain, found.metric)}) over one center{beside}."
-        ]
+        beside = f"over one center: {titled(several_)} against {titled(one)}"
+        doubt = "" if gain.is_clear else "; on test points that is not clear, as it was on tuning points"
+        return [f"Clusters add {_amount(gain.mean, found.metric)} ({_span(gain, found.metric)}) {beside}{doubt}."]
     with_several, with_one = (number(found.score(row), found.metric) for row in (several_, one))
     interval = _in_brackets(gain, found.metric)
     # They may be recommended all the same, where the best single center had not converged.

@@ -107,8 +107,8 @@ def _newcomers(found: Recommendation) -> Table:
         (Cell(_marked(found, row)), *(_cell(columns[n][i], found.metric, best=best[n] == i) for n in found.counts))
         for i, row in enumerate(found.rows) if row.newcomers
     ]  # fmt: skip
-    having = [int(np.isfinite(found.recommended.newcomers[n][found.metric]).sum()) for n in found.counts
-              if n in found.recommended.newcomers]  # fmt: skip
+    having = sorted(int(np.isfinite(found.recommended.newcomers[n][found.metric]).sum()) for n in found.counts
+              if n in found.recommended.newcomers)  # fmt: skip
     who = "" if not having else f"{having[0]}" if len(set(having)) == 1 else f"{having[0]} to {having[-1]}"
     return Table(
         "newcomers", f"{unit(found.metric)} of newcomers, who took no part in training, by their points",

@@ -58,7 +58,7 @@ class Tables:
             tuned=self.tuned(known), cost=cost, newcomers=self._newcomers(finals),
             test={name: self._aligned({seed: (self.splits[seed].final.names, one.array(name))
                                        for seed, one in finals.items()}) for name in metrics},
-            problem=next((item.final.problem for item in known if item.final is not None), ""),
+            problem=next((item.failure for item in known if item.failure), ""),
         )  # fmt: skip
 
     def _newcomers(self, finals: dict[int, Measured]) -> dict[int, dict[str, np.ndarray]]:

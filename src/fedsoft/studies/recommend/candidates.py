@@ -15,6 +15,7 @@ Family = Literal["constant", "one model", "clusters", "alone", "fine-tuned", "pe
 RATES = (0.3, 1.0, 3.0)  # times the rate of the preset
 MOST_CENTERS = 16
 RATE = "solver.lr"
+OF_RATES = (RATE, "own_rate")  # settings that a solver without a rate has no use for
 FEW_PARAMETERS = 32  # up to which `newton` is tried: each of its steps costs an evaluation for each of them
 CLIENTS_PER_CENTER = 5
 
@@ -52,7 +53,8 @@ class Candidate:
         ranges = self.ranges(base, clients)
         found = [Search(ranges)]
         if RATE in ranges and parameters <= FEW_PARAMETERS:
-            found.append(Search({key: one for key, one in ranges.items() if key != RATE}, {"solver.name": "newton"}))
+            without = {key: one for key, one in ranges.items() if key not in OF_RATES}
+            found.append(Search(without, {"solver.name": "newton"}))
         return Searches(found)
 
     def ranges(self, base: RunSpec, clients: int) -> dict[str, Range]:
@@ -60,10 +62,13 @@ class Candidate:
         if self.algorithm is None:
             return {"own": Range((0, 1), 1.0, whole=True)}  # one guess for all clients, or each client's own
         found: dict[str, Range] = {}
-        if "lr" in base.solver.settings:
+        has_rate = "lr" in base.solver.settings
+        if has_rate:
             rate = float(base.solver.settings["lr"])
             found[RATE] = Range(tuple(rounded(rate * factor) for factor in RATES), 3.0)
         for key, values in plugins.tunable("algorithms", self.algorithm).items():
+            if key in OF_RATES and not has_rate:
+                continue
             whole = all(isinstance(value, int) for value in values)
             found[key] = Range(values, values[-1] / values[-2], whole=whole)
         if self.is_clustered:

@@ -36,6 +36,11 @@ class Item:
     final: Measured | None = None
 
     @property
+    def failure(self) -> str:
+        """Why the settings that were found are of no use: training failed with them on other points."""
+        return next((one.problem for one in (*self.folds, self.final) if one is not None and one.problem), "")
+
+    @property
     def who(self) -> tuple[int, str]:
         return self.seed, self.candidate.key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedsoft.core.federation import Federation
 from fedsoft.core.metrics import ACCURACY, LABEL_ACCURACY, MSE
 from fedsoft.core.model import Model
 from fedsoft.engine.base import Engine
-from fedsoft.errors import FedsoftError, InputError
+from fedsoft.errors import DivergedError, FedsoftError, InputError
 from fedsoft.evaluation.paired import mean_of
 from fedsoft.evaluation.yardsticks import constants, judged_as
 from fedsoft.machine.threads import one_thread
@@ -144,7 +144,9 @@ class Trainer:
         newcomers: dict[int, dict[str, np.ndarray]] = {}
         for points in COUNTS:
             joining = split.joining(points)
-            if joining is not None and not found.problem:
+            if joining is None or found.problem:
+                continue
+            with suppress(DivergedError):  # the table has no number then
                 newcomers[points] = (
                     self._constant(joining, settings, split.final)
                     if run is None

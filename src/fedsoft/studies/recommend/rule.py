@@ -16,7 +16,7 @@ from fedsoft.studies.recommend.candidates import BY_KEY, rank
 class Refusal(StrEnum):
     """Why a candidate is not recommended, whatever its score."""
 
-    FAILED = "no trial of it succeeded"
+    FAILED = "training failed, or it has no score"
     RESTLESS = "it still improved when its rounds were over"
     BELOW_ONE = "it scores below one center"
 
@@ -29,11 +29,13 @@ class Standing:
         key: of the candidate.
         values: a number for each seed and client, `[seeds, clients]`, NaN where there is none.
         settled: whether it had come to rest.
+        failed: whether training failed on some of the points.
     """
 
     key: str
     values: np.ndarray
     settled: bool = True
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def decide(standings: Sequence[Standing], higher_is_better: bool) -> Decision | 
     """
     sign = 1 if higher_is_better else -1
     score = {one.key: sign * mean_of(one.values.ravel()) for one in standings}
-    known = {one.key: one for one in standings if math.isfinite(score[one.key])}
+    known = {one.key: one for one in standings if math.isfinite(score[one.key]) and not one.failed}
     refused = {one.key: Refusal.FAILED for one in standings if one.key not in known}
     if not known:
         return None

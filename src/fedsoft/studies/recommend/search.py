@@ -86,6 +86,12 @@ class Search:
         if score > self.score:  # of equals the first
             self.best, self.score = settings, score
 
+    def discard(self) -> None:
+        """Take out the best settings, which failed elsewhere: the next best of those tried take their place."""
+        self.tried[key_of(self.best)] = -math.inf
+        best = max(self.tried, key=self.tried.__getitem__)
+        self.best, self.score, self.edges = dict(best), self.tried[best], ()
+
     def _along(self, key: str, values: tuple[float, ...]) -> Generator[Settings, float]:
         """Try values of one setting, and further ones beyond an edge as long as the best is there."""
         start = dict(self.best)
@@ -136,6 +142,10 @@ class Searches:
             yield from one.begin()
         for one in sorted(self.searches, key=lambda one: -one.score):
             yield from one.trials()
+
+    def discard(self) -> None:
+        """Take out the best settings, see `Search.discard`."""
+        self._leading.discard()
 
     @property
     def _leading(self) -> Search:

@@ -41,17 +41,17 @@ class Split:
     seed: int
 
     @staticmethod
-    def of(federation: Federation, seed: int) -> Split:
-        """Draw the newcomers; raises where there are no points to report on."""
+    def of(federation: Federation, seed: int, newcomers: int | None = None) -> Split:
+        """Draw the newcomers, by default a share of the clients; raises where there are no points to report on."""
         _check(federation)
         federation = replace(federation, truth=None)
-        aside = newcomers_among(federation.names, seed)
+        aside = newcomers_among(federation.names, seed, newcomers)
         rest = np.setdiff1d(np.arange(len(federation)), aside)
         joined = _clients(federation, aside)
         both = [_joined(joined.train.client(k), joined.held_out.client(k)) for k in range(len(joined))]
         pool = ClientData.concat(both) if both else joined.train
-        newcomers = replace(joined, train=replace(pool, augment=federation.train.augment))
-        return Split(_clients(federation, rest), newcomers, seed)
+        pool = replace(pool, augment=federation.train.augment)
+        return Split(_clients(federation, rest), replace(joined, train=pool), seed)
 
     def tuning(self, fold: int) -> Federation:
         """Return the clients that take part without their test points: the points of a fold are held out instead."""
@@ -79,13 +79,14 @@ class Split:
         return replace(self.newcomers, names=names, train=_picked(pool, kept), held_out=_picked(pool, aside))
 
 
-def newcomers_among(names: tuple[str, ...], seed: int) -> np.ndarray:
+def newcomers_among(names: tuple[str, ...], seed: int, wanted: int | None = None) -> np.ndarray:
     """Return the rows of clients that never take part, ascending; none where there are too few clients to do without.
 
     >>> len(newcomers_among(tuple(map(str, range(100))), seed=0))
     15
     """
-    wanted = min(MOST_NEWCOMERS, max(FEWEST_NEWCOMERS, round(NEWCOMERS * len(names))))
+    if wanted is None:
+        wanted = min(MOST_NEWCOMERS, max(FEWEST_NEWCOMERS, round(NEWCOMERS * len(names))))
     if len(names) < 3 * FEWEST_NEWCOMERS:
         return np.array([], dtype=np.int64)
     return np.sort(generator(seed, "newcomers").permutation(len(names))[:wanted])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,13 +109,15 @@ class _Study:
         for item in tried:
             self._settle(item)
         self.stage = "deciding"
-        folds = self._fold(tried)
-        decision = self._decide(tried)
+        folds = self._affordable_folds(tried)
+        for item in tried:
+            self._fold(item, folds)
+        decision = self._decided(tried, folds)
         self.stage = "reporting"
         order = [decision.recommended, decision.best, decision.several, decision.one, *FIRST]
         for item in sorted(tried, key=lambda item: item.candidate.key not in order):
             if item.candidate.key in order or self.clock.budget is None or self.clock.total < self.clock.budget:
-                item.final = self._measure(item, TEST, item.search.best, item.rounds)
+                item.final = self._last(item)
         return self._outcome(decision, folds)
 
     # --- tuning -------------------------------------------------------------------------------------------------------
@@ -166,28 +168,60 @@ class _Study:
 
     # --- decision -----------------------------------------------------------------------------------------------------
 
-    def _fold(self, tried: Iterable[Item]) -> int:
-        """Measure the best settings on all folds, if there is time; return how many."""
-        items = list(tried)
-        more = sum(self.clock.expected(item.who) for item in items)
-        folds = FOLDS if self.clock.fits((FOLDS - 1) * more) else 1
-        for item in items:
+    def _affordable_folds(self, tried: Sequence[Item]) -> int:
+        """Return on how many folds there is time to measure the best settings."""
+        more = sum(self.clock.expected(item.who) for item in tried)
+        return FOLDS if self.clock.fits((FOLDS - 1) * more) else 1
+
+    def _fold(self, item: Item, folds: int) -> None:
+        """Measure the best settings on the other folds, too; where training fails on one of them, the next best."""
+        while True:
             assert item.first is not None
             others = [self._measure(item, str(fold), item.search.best, item.rounds) for fold in range(1, folds)]
-            item.folds = [item.first, *others]
-        return folds
+            item.folds, item.final = [item.first, *others], None
+            if not item.failure or not self._retreat(item):
+                return
+
+    def _retreat(self, item: Item) -> bool:
+        """Go back to the next best settings of those that were tried; return whether there are any."""
+        item.search.discard()
+        if not math.isfinite(item.search.score):
+            return False
+        item.rounds = self.trainer.base.rounds
+        item.first = self._measure(item, "0", item.search.best, item.rounds)
+        self._settle(item)
+        return True
+
+    def _decided(self, tried: Sequence[Item], folds: int) -> Decision:
+        """Decide on something that can be trained on all training points."""
+        while True:
+            decision = self._decide(tried)
+            own = [item for item in tried if item.candidate.key == decision.recommended]
+            for item in own:
+                item.final = self._last(item)
+            broken = [item for item in own if item.failure]
+            for item in broken:
+                if self._retreat(item):
+                    self._fold(item, folds)
+            if not broken:
+                return decision
 
     def _decide(self, tried: Sequence[Item]) -> Decision:
         found = []
         for key in dict.fromkeys(item.candidate.key for item in tried):
             own = [item for item in tried if item.candidate.key == key]
-            found.append(Standing(key, self.tables.tuned(own), all(item.settled for item in own)))
+            settled, failed = all(item.settled for item in own), any(item.failure for item in own)
+            found.append(Standing(key, self.tables.tuned(own), settled, failed))
         decision = decide(found, self.higher)
         if decision is None:
             raise FedsoftError(f"no candidate has a value of {self.metric}: is it defined for these clients?")
         return decision
 
     # --- what is measured ---------------------------------------------------------------------------------------------
+
+    def _last(self, item: Item) -> Measured:
+        """Train on all training points and measure on test points."""
+        return item.final or self._measure(item, TEST, item.search.best, item.rounds)
 
     def _measure(self, item: Item, part: str, settings: Settings, rounds: int, *, count: bool = True) -> Measured:
         """Return what was measured before, or measure it now."""
