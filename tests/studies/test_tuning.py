@@ -22,7 +22,7 @@ from fedsoft.studies import tuning as tuning_room
 from fedsoft.studies.compare import entries, total
 from fedsoft.studies.methods import read_methods, variant
 from fedsoft.studies.process_pool import Outcome, ProcessPool
-from fedsoft.studies.trials import Grid, Trial, Tuning
+from fedsoft.studies.trials import Grid, Point, Trial, Tuning
 from fedsoft.studies.tuning import first_runs, judge, trial_runs, tune
 
 SMALL = ["clients=8", "points=[20, 30]", "K=4", "epochs=2", "test_points=20", "rounds=4"]
@@ -139,13 +139,13 @@ def test_the_command(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "fedsoft"
     options = [part for change in SMALL for part in ("--set", change)]
     command = [program, "tune", "synthetic-10-90", "-a", "fedsoft,local", "--lr", "0.01,0.1", "--epochs", "2", *options]
-    done = subprocess.run([*command, "--seeds", "9"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--seeds", "9"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "held out" in done.stdout
     folder = next(tmp_path.glob("runs/tune-*"))
     assert len([t for t in json.loads((folder / "trials.json").read_text())["trials"] if not t["further"]]) == 4
     assert "fedsoft compare synthetic-10-90 -a" in done.stdout
-    bad = subprocess.run([*command, "--lr", "0,x"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    bad = subprocess.run([*command, "--lr", "0,x"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert bad.returncode == 2
     assert bad.stderr.startswith("error: --lr '0,x' is not allowed")
 
@@ -168,6 +168,13 @@ def test_a_grid_is_widened_beyond_its_edge() -> None:
     assert tuning_room.beyond(inside, "ifca", "lr") is None
     two = tuning(trial("ifca", 0.1, 3.0), trial("ifca", 0.2, 2.0))  # of two rates the better one is at the edge, too
     assert tuning_room.beyond(two, "ifca", "lr") == ("ifca", 0.4, 2, ())
+
+
+def test_a_range_ends_where_the_algorithm_takes_no_more() -> None:
+    (apfl, prox) = read_methods("apfl,fedprox").listed
+    assert tuning_room.is_allowed(small(), apfl, Point("apfl", 0.1, 2, (("alpha", 1.0),)))
+    assert not tuning_room.is_allowed(small(), apfl, Point("apfl", 0.1, 2, (("alpha", 1.12),)))
+    assert tuning_room.is_allowed(small(), prox, Point("fedprox", 0.1, 2, (("mu", 1.12),)))
 
 
 def test_a_setting_that_nobody_has_is_refused(tmp_path: Path) -> None:

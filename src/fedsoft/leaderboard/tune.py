@@ -11,7 +11,7 @@ from fedsoft.leaderboard.data import Tuned
 from fedsoft.runs.spec import RunSpec
 from fedsoft.studies.methods import Method
 from fedsoft.studies.trials import Grid, Point, Trial, Tuning
-from fedsoft.studies.tuning import WIDER, beyond, moved, runs_at
+from fedsoft.studies.tuning import WIDER, beyond, is_allowed, moved, runs_at
 
 GIVE_UP = 1.25  # times the error of the best trial with the first seed, from which the other seeds are not tried
 
@@ -55,7 +55,7 @@ class Search:
         for key in ("lr", *ranges):
             for _ in range(WIDER):
                 further = beyond(self.found, label, key) if label in self.found.best else None
-                if further is not None:
+                if further is not None and is_allowed(self.base, self.method, further):
                     self._add([further])
         found = self.found
         trials = {trial.setting(): tuple(map(_known, trial.scores)) for trial in found.trials}

@@ -102,7 +102,10 @@ def tune(base: RunSpec, algorithms: Algorithms, seeds: Sequence[int], grid: Grid
     for key in (*(["lr"] if grid.widen else []), *(key for key in keys if key not in grid.further)):
         for _ in range(WIDER):
             wider = {m.label: beyond(found, m.label, key) for m in methods.listed if m.label in found.best}
-            points = [(m, point) for m in methods.listed if (point := wider.get(m.label)) is not None]
+            points = [
+                (m, point) for m in methods.listed
+                if (point := wider.get(m.label)) is not None and is_allowed(base, m, point)
+            ]  # fmt: skip
             if not points:
                 break
             if (found := search.add(points)) is None:
@@ -149,6 +152,16 @@ def beyond(found: Tuning, label: str, key: str) -> Point | None:
     if not edge > 0 or not inner > 0:
         return None
     return moved(found.best[label], key, rounded(edge * edge / inner))
+
+
+def is_allowed(base: RunSpec, method: Method, point: Point) -> bool:
+    """Return whether the algorithm takes these settings: what it takes may end at the best value."""
+    part = variant(base, method.name, method.settings | point.settings()).algorithm
+    try:
+        plugins.build("algorithms", part.name, part.settings, [*base.allow, part.name])
+    except InputError:
+        return False
+    return True
 
 
 def held_out_score(folder: RunFolder) -> tuple[float, str, bool] | None:
