@@ -92,9 +92,10 @@ def verdicts(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) 
             Cell(_word(item, found)), Cell(_values(item, case, found)), Cell(_claims(found)), _chance(found),
             Cell(_time(item, case)),
         ))  # fmt: skip
-    heads = ("item", "scale", "verdict", "values in range", "claims that hold", "false positives", "paper scale takes")
+    heads = ("item", "scale", "verdict", "values in range", "claims shown", "false positives", "paper scale takes")
     notes = (
-        "Values in range: published values within ours. Claims that hold: those that are significant over seeds. "
+        "Values in range: published values within ours. Claims shown: those that are significant over seeds, and are "
+        "so in at most 5 % of results in which nothing is true. "
         "False positives: the share of results in which nothing is true that the rule would call reproduced, of the "
         "null that passes most often. What the paper's scale takes is estimated from step times that were measured on "
         "the machine that made this page, for two processes.",
@@ -155,7 +156,7 @@ def _claims(found: ItemReport) -> str:
     if found.ruling is None or not found.ruling.claims:
         return "-"
     counted = [claim for claim in found.ruling.claims if claim.published is not False]
-    return f"{sum(claim.ours == 'yes' for claim in counted)} of {len(counted)}"
+    return f"{sum(claim.shown for claim in counted)} of {len(counted)}"
 
 
 def findings(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) -> Page:
