@@ -57,6 +57,11 @@ def test_a_file_of_another_form_is_refused(board: Board) -> None:
         ("one/fedsoft label", "`fedsoft(lam=0.1)`"),
         ("one/fedsoft gradients", "1,500"),
         ("one/fedsoft recovery", "-"),
+        ("one/mine failed", "1 of 2"),  # it diverged
+        ("one/fedsoft failed", "0 of 2"),
+        ("one/noise-floor failed", ""),
+        ("one/noise-floor bytes", ""),  # it is no method
+        ("one/fedsoft/bytes failed", "not run"),
         ("one/fedsoft/bytes centers", "not run"),
         ("two/fedsoft centers", "not run"),
         ("one/mine centers", "1.00"),

@@ -77,7 +77,7 @@ def rank_figure(
     panel = Panel("", Axis("mean rank, 1 is best", low=0.0), Axis("", names=tuple(ranks.mean)), (series,))
     notes = (
         f"Whiskers: half of Nemenyi's critical difference ({ranks.critical:.2f} ranks, 5 %) to either side, so methods "
-        "whose whiskers overlap do not differ.",
+        "whose whiskers overlap are not told apart.",
         f"Friedman's test that all {len(means)} are alike over {ranks.seeds} seeds: p = {ranks.p:.2g}.",
     )
     id_ = f"{id_}-" + re.sub(r"[^a-z]+", "-", measure.lower()).strip("-")
