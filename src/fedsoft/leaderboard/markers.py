@@ -11,8 +11,8 @@ A marker says what stands between it and its end:
     <!-- /board -->
 
 Quantities are those of `quantities.QUANTITIES`, and `failed`, `label`, `hash` and `seeds`; summaries `mean` (default),
-`median`, `worst`, `std` and `±` (mean ± standard deviation). Methods can be yardsticks: `oracle`, `noise-floor`, `own-mean`. What
-was not run says so. Markers in blocks of code stay as they are.
+`median`, `worst`, `std` and `±` (mean ± standard deviation). Methods can be yardsticks: `oracle`, `noise-floor`,
+`own-mean`. What was not run says so. Markers in blocks of code stay as they are.
 """
 
 from __future__ import annotations

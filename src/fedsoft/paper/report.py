@@ -118,7 +118,11 @@ def _chance(found: ItemReport) -> Cell:
 
 def _found_table(items: Sequence[Item], reports: dict[str, ItemReport]) -> list[Block]:
     """What else was found, one line each."""
-    rows = [(Cell(item.title), Cell(text)) for item in items for text in reports[item.id].findings]
+    rows = [
+        (Cell(item.title), Cell(text.removeprefix(f"{item.title}: ").removeprefix(f"{item.title}. ")))
+        for item in items
+        for text in reports[item.id].findings
+    ]
     if not rows:
         return []
     heads = (Column("item", numeric=False, wrap=True), Column("found", numeric=False, wrap=True))
