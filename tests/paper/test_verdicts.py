@@ -155,7 +155,7 @@ def test_copies_of_one_model_that_are_moved_find_a_center_for_each_source_and_pr
 @pytest.mark.parametrize("length", [0.1, 0.2, 0.4])
 def test_eight_jittered_copies_of_one_pooled_model_do_not_reproduce_table_3(length: float) -> None:
     """Their values lie within the range, every one; that is what the printed rate of false positives is for."""
-    rng, block = generator(0, "copies", length), published.TABLE_3["random"]
+    rng, block = generator(0, "copies", f"{length}"), published.TABLE_3["random"]
     table = np.array(mended(block))
     tables = [{"random": scattered(table, length, False, rng)} for _ in range(10)]
 

@@ -45,16 +45,23 @@ def board_page(board: Board, plan: Plan) -> Page:
 
 
 def _overview(plan: Plan, known: dict[str, FederationData], what: str) -> Iterator[Block]:
-    names = [name for name, data in known.items() if data.cells]
+    names = [name for name, data in known.items() if any(QUANTITIES[what].values(cell) for cell in data.cells.values())]
     lost = {name: Standings(known[name], "work").failures for name in names}
+    seeds = {name: len(plan.entry(name).reported) for name in names}
+    whole = {
+        name: all(_is_whole(known[name].cells.get(f"{method}/work"), seeds[name]) for method in [PRESET, *plan.methods])
+        for name in names
+    }
     rows: list[tuple[parts.Cell, ...]] = []
     for method in [PRESET, *plan.methods]:
         cells = [known[name].cells.get(f"{method}/work") for name in names]
         if any(cell is not None and cell.runs for cell in cells):
-            texts = [_counted(_text(cell, what, known[name]), cell, lost[name].get(method, 0))
-                     for name, cell in zip(names, cells, strict=True)]  # fmt: skip
+            texts = [
+                _counted(_text(cell, what, known[name]), cell, lost[name].get(method, 0), seeds[name])
+                for name, cell in zip(names, cells, strict=True)
+            ]
             rows.append((parts.Cell(method), *texts))
-    count, rows = len(rows), _marked(rows, [known[name].higher_is_better for name in names])
+    count, rows = len(rows), _marked(rows, [known[name].higher_is_better if whole[name] else None for name in names])
     rows += _sticks(known, names, what)
     if names:
         titles = [f"{plan.entry(name).title} ({unit(known[name].metric)})" for name in names]
@@ -62,24 +69,32 @@ def _overview(plan: Plan, known: dict[str, FederationData], what: str) -> Iterat
             f"overview-{what}-table", f"{QUANTITIES[what].title}, mean over seeds", heads("method", titles),
             tuple(rows),
             ("'preset' is FedSoft as published, untuned: its work is everybody's budget. In brackets how many of the "
-             "runs failed, which a mean hides. The best of each column, as far as its digits go, is marked: what is "
-             "told apart by more than chance stands below.",),
+             "runs failed, which a mean hides. The best of each column that is complete, as far as its digits go, is "
+             "marked: what is told apart by more than chance stands below.",),
             foot=len(rows) - count,
         )  # fmt: skip
 
 
-def _counted(shown: parts.Cell, cell: Cell | None, failed: int) -> parts.Cell:
-    if cell is None or not failed:
+def _counted(shown: parts.Cell, cell: Cell | None, failed: int, seeds: int) -> parts.Cell:
+    """Return a cell with what its mean does not say: runs that failed, and that not all were made yet."""
+    if cell is None or not cell.runs:
         return shown
-    return replace(shown, text=f"{shown.text} ({failed} of {len(cell.runs)} failed)")
+    said = [*([f"{failed} of {len(cell.runs)} failed"] * bool(failed)),
+            *([f"{len(cell.runs)} of {seeds} seeds"] * (len(cell.runs) < seeds))]  # fmt: skip
+    return replace(shown, text=f"{shown.text} ({', '.join(said)})") if said else shown
 
 
-def _marked(rows: list[tuple[parts.Cell, ...]], higher: list[bool]) -> list[tuple[parts.Cell, ...]]:
-    """Return the rows with the best values of each column marked, and those that are written alike."""
+def _is_whole(cell: Cell | None, seeds: int) -> bool:
+    """Return whether a cell has all its runs, or cannot have any."""
+    return cell is not None and (bool(cell.problem) or len(cell.runs) >= seeds)
+
+
+def _marked(rows: list[tuple[parts.Cell, ...]], higher: list[bool | None]) -> list[tuple[parts.Cell, ...]]:
+    """Return the rows with the best values of each column marked, and those that are written alike; None: leave it."""
     found = [list(row) for row in rows]
     for j, high in enumerate(higher, start=1):
         values = [(value, row[j].text) for row in rows if isinstance(value := row[j].value, float)]
-        if values:
+        if values and high is not None:
             _, text = (max if high else min)(values)
             for row in found:
                 row[j] = replace(row[j], best=row[j].text == text)
