@@ -56,7 +56,7 @@ class Standings:
         if self.data.metric != "mse":
             return None
         found = {seed: draw.distance for seed, draw in self.data.draws.items() if draw.distance}
-        return found if len(found) == len(self.data.draws) else None
+        return found if found and len(found) == len(self.data.draws) else None
 
     @cached_property
     def failures(self) -> dict[str, int]:
