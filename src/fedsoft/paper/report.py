@@ -88,11 +88,11 @@ def verdicts(items: Sequence[Item], case: Case, reports: dict[str, ItemReport]) 
     for item in items:
         found = reports[item.id]
         rows.append((
-            Cell(item.title), Cell("the paper's" if item.as_published(case.scale) else "fast"),
-            Cell(_word(item, found)), Cell(_values(item, case, found)), Cell(_claims(found)), _chance(found),
+            Cell(item.title), Cell(_word(item, found)), _chance(found), Cell(_values(item, case, found)),
+            Cell(_claims(found)), Cell("the paper's" if item.as_published(case.scale) else "fast"),
             Cell(_time(item, case)),
         ))  # fmt: skip
-    heads = ("item", "scale", "verdict", "values in range", "claims shown", "false positives", "paper scale takes")
+    heads = ("item", "verdict", "false positives", "values in range", "claims shown", "scale", "paper scale takes")
     notes = (
         "Values in range: published values within ours. Claims shown: those that are significant over seeds, and are "
         "so in at most 5 % of results in which nothing is true. "
