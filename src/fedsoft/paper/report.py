@@ -47,8 +47,8 @@ sources leave over.
 
 
 NEEDED = {
-    "letters": "the convolutional network on 28 x 28 pixels, 100 clients, 200 rounds at the rate 1e-5; the orderings "
-    "can be settled with less: table2-round20, table2-small and table5-small of fedsoft paper run",
+    "letters": "the convolutional network on 28 x 28 pixels, 100 clients, 200 rounds at the rate 1e-5; a first answer "
+    "takes less: table2-round20, table2-small and table5-small of fedsoft paper run",
     "cifar": "a GPU: on one core a single run of 200 rounds takes weeks, and the published methods differ by 2 to 3 "
     "points, so it takes several seeds of each",
 }
