@@ -39,6 +39,9 @@ def test_a_run_that_never_parts_the_centers_of_its_method_has_failed(tmp_path: P
     written = Renderer(board).text("<!-- board: table one methods=cfl,fedavg columns=failed --><!-- /board -->")
     assert "| cfl | 1 of 4 |" in written
     assert "| fedavg | 0 of 4 |" in written  # one model for all is what it is
+    half = {"cfl/work": Cell(label="cfl", runs=runs[:2])}
+    board.write(FederationData(name="one", base="b", metric="mse", draws=draws, cells=half))
+    assert ">2.05 (2 of 4 seeds)<" in Renderer(board).text("<!-- board: one/cfl centers --><!-- /board -->")
 
 
 def test_what_is_written_is_read_again(board: Board) -> None:

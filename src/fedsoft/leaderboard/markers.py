@@ -12,7 +12,8 @@ A marker says what stands between it and its end:
 
 Quantities are those of `quantities.QUANTITIES`, and `failed`, `label`, `hash` and `seeds`; summaries `mean` (default),
 `median`, `worst`, `std` and `±` (mean ± standard deviation). Methods can be yardsticks: `oracle`, `noise-floor`,
-`own-mean`. What was not run says so. Markers in blocks of code stay as they are.
+`own-mean`. What was not run says so, and so does a number of fewer seeds than the federation has. Markers in blocks of
+code stay as they are.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class Renderer:
             return f"{Standings(data, name.budget).failures[name.method]} of {len(cell.runs)}"
         if what == "failed":
             return NONE if cell is not None and cell.problem else NOT_RUN
-        return summary(cell, what, data)
+        text = summary(cell, what, data)
+        if data is not None and cell is not None and 0 < len(cell.runs) < len(data.draws) and _known(what):
+            text += f" ({len(cell.runs)} of {len(data.draws)} seeds)"
+        return text
 
     def _table(self, what: str, lists: dict[str, list[str]]) -> list[Sequence[str]]:
         name = CellName.read("/".join([what.split("/")[0], "-", *what.split("/")[1:]]))
