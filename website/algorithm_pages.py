@@ -87,6 +87,8 @@ def results(name: str) -> str:
             cells = [summary(cell, f"{column}:±", data) for column in COLUMNS]
             rows.append(f"| {title} | {data.metric} | `{cell.label}` | {' | '.join(cells)} |")
             most = max(most, len(cell.finished))
+    if not rows and (why := _impossible(name)):
+        return f"It has no result on the [leaderboard](../leaderboard.md): {'; '.join(why)}."
     if not rows:
         other = "fedavg" if name == "fedsoft" else "fedsoft"
         command = f"fedsoft compare synthetic-10-90 -a {other},{name} --budget work"
@@ -98,6 +100,18 @@ def results(name: str) -> str:
         "FedSoft's own run; *tuned as* has the learning rate and what else was chosen, on other seeds. From the "
         "[leaderboard](../leaderboard.md), which has all methods side by side."
     )
+
+
+def _impossible(name: str) -> list[str]:
+    """Return why an algorithm has no result where it was tried."""
+    board, plan = Board(DOCS / "leaderboard"), read_plan()
+    found = []
+    for federation, entry in plan.federations.items():
+        data = board.read(federation)
+        cell = data.cells.get(f"{name}/work") if data is not None else None
+        if cell is not None and cell.problem:
+            found.append(f"{entry.title}, {cell.problem}")
+    return found
 
 
 def _federations(name: str) -> Iterator[tuple[FederationData, str, list[str]]]:

@@ -28,6 +28,22 @@ def board(tmp_path: Path) -> Board:
     return found
 
 
+def test_a_run_that_never_parts_the_centers_of_its_method_has_failed(tmp_path: Path) -> None:
+    ends = [(2.0, 2), (2.1, 2), (2.2, 2), (40.0, 1)]
+    runs = tuple(Result(seed=i, digest="", centers=value, center_count=count) for i, (value, count) in enumerate(ends))
+    one = tuple(Result(seed=i, digest="", centers=40.0, center_count=1) for i in range(len(ends)))
+    cells = {"cfl/work": Cell(label="cfl", runs=runs), "fedavg/work": Cell(label="fedavg", runs=one)}
+    draws = {i: Draw(seed=i, work=9, bytes=9, oracle=1.0) for i in range(len(ends))}
+    board = Board(tmp_path)
+    board.write(FederationData(name="one", base="b", metric="mse", draws=draws, cells=cells))
+    written = Renderer(board).text("<!-- board: table one methods=cfl,fedavg columns=failed --><!-- /board -->")
+    assert "| cfl | 1 of 4 |" in written
+    assert "| fedavg | 0 of 4 |" in written  # one model for all is what it is
+    half = {"cfl/work": Cell(label="cfl", runs=runs[:2])}
+    board.write(FederationData(name="one", base="b", metric="mse", draws=draws, cells=half))
+    assert ">2.05 (2 of 4 seeds)<" in Renderer(board).text("<!-- board: one/cfl centers --><!-- /board -->")
+
+
 def test_what_is_written_is_read_again(board: Board) -> None:
     data = board.read("one")
     assert data is not None
@@ -57,6 +73,11 @@ def test_a_file_of_another_form_is_refused(board: Board) -> None:
         ("one/fedsoft label", "`fedsoft(lam=0.1)`"),
         ("one/fedsoft gradients", "1,500"),
         ("one/fedsoft recovery", "-"),
+        ("one/mine failed", "1 of 2"),  # it diverged
+        ("one/fedsoft failed", "0 of 2"),
+        ("one/noise-floor failed", ""),
+        ("one/noise-floor bytes", ""),  # it is no method
+        ("one/fedsoft/bytes failed", "not run"),
         ("one/fedsoft/bytes centers", "not run"),
         ("two/fedsoft centers", "not run"),
         ("one/mine centers", "1.00"),

@@ -286,7 +286,7 @@ def test_the_text_says_when_the_order_changes(tmp_path: Path, monkeypatch: pytes
     centers_text = next(text for text in told.findings if "Best centers" in text)
     assert "With the paper's solver: FedSoft 10.0, IFCA 20.0" in centers_text
     assert "Tuned: IFCA 5.0, FedSoft 10.0" in centers_text
-    assert "So the ordering changes. The oracle has 40.5 and 40.5." in centers_text
+    assert "The order of these means changes, which was not tested. The oracle has 40.5 and 40.5." in centers_text
     blocks = {block.id: block for block in told.section.blocks if isinstance(block, Table)}
     ours = {row[0].text: row for row in blocks["comparison-synthetic-ours"].rows}
     assert [cell.text for cell in ours["Local training"][1:4]] == ["-", "-", "40.0 ± 0.0"]
@@ -296,6 +296,26 @@ def test_the_text_says_when_the_order_changes(tmp_path: Path, monkeypatch: pytes
     assert [(cell.text, cell.best) for cell in choice["IFCA"][1:]] == [
         ("-", False), ("21.0", False), ("6.00", True), ("6.00", False)
     ]  # fmt: skip
+
+
+def test_what_the_paper_did_is_shown_before_everything_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("fedsoft.paper.methods._mixed", lambda library, run: 1.0)
+    item = comparison(tmp_path)
+    trials = item.trials("fast", Library(tmp_path))
+    assert trials is not None
+    (missing,) = trials[Point("ifca", 0.01, 10)]
+    (tmp_path / missing.id / "scores.json").unlink()
+    told = section_of(item, case(tmp_path, 2))
+    assert any(
+        "Tuned methods are not shown: at least 1 runs are missing" in str(block) for block in told.section.blocks
+    )
+    tables = {block.id for block in told.section.blocks if isinstance(block, Table)}
+    assert tables == {"comparison-synthetic-ours"}
+    assert told.findings == (f"{item.title}: the tuned part was not run.",)
+    (tmp_path / item.plain("10:90", "ifca", "fast").with_seed(0).id / "scores.json").unlink()
+    assert section_of(item, case(tmp_path, 2)).findings == (f"{item.title}: not run.",)
 
 
 def test_a_trial_that_failed_is_shown_and_never_chosen(tmp_path: Path) -> None:

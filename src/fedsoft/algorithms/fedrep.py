@@ -55,7 +55,9 @@ class FedRep(OneCenter):
         1
 
     Reference: Collins, Hassani, Mokhtari, Shakkottai. Exploiting shared representations for personalized federated
-        learning. ICML 2021. An optimizer starts afresh for the head and for the body.
+        learning. ICML 2021. There, and in the authors' code for images, all bodies count alike; here a body counts by
+        its client's points, as everywhere in this library. Their code gives heads at least ten passes at the end. An
+        optimizer starts afresh for the head and for the body.
     """
 
     closing_job = "tune"

@@ -62,8 +62,10 @@ class FedSPD(Starts, Algorithm):
 
     Reference: Lin, Yagan, Joe-Wong. FedSPD: A soft-clustering approach for personalized decentralized federated
         learning. UAI 2025. There clients average with their neighbours in a graph; here all are neighbours of all, by
-        way of the server. The authors' code starts from points divided at random and gives a center that explains none
-        some of the points of another; here a client then has nothing to train.
+        way of the server. The authors' code starts from points divided at random, with all centers trained by all
+        clients in the first round; later it divides the clients into S groups of one size, where each draws its center
+        on its own here. It gives a center that explains few points some of another; here a client has nothing to train
+        if its center explains none.
     """
 
     S: Annotated[int, Field(ge=1)] = 2

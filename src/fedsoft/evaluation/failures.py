@@ -4,7 +4,8 @@ A run has failed where
 
 - training diverged; or
 - its personal models are worse on held-out points than the best constant guess; or
-- with several centers, these are no better than one model for all under the same seed; or
+- with several centers, or one where the method has several under other seeds, these are no better than one model for
+  all under the same seed; or
 - its centers are far worse than those that the method usually reaches. What counts is the excess over the oracle, as a
   share of that of one model for all: 0 is the oracle, 1 is one model. More than twice the method's lower quartile and
   5 % beyond that is far.
@@ -30,7 +31,7 @@ class RunEnd:
     Arguments:
         diverged: whether there are no numbers.
         centers: error of the best centers, mean over sources.
-        several: whether it has more than one center.
+        several: whether the method has more than one center, under this seed or another one.
         personal: error of personal models on held-out points.
         oracle: error of models trained on separated sources, or the noise floor.
         one_model: error of the centers of one model for all, with the same seed.

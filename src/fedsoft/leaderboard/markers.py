@@ -10,9 +10,10 @@ A marker says what stands between it and its end:
     | ... |
     <!-- /board -->
 
-Quantities are those of `quantities.QUANTITIES`, and `label`, `hash` and `seeds`; summaries `mean` (default), `median`,
-`worst`, `std` and `±` (mean ± standard deviation). Methods can be yardsticks: `oracle`, `noise-floor`, `own-mean`. What
-was not run says so. Markers in blocks of code stay as they are.
+Quantities are those of `quantities.QUANTITIES`, and `failed`, `label`, `hash` and `seeds`; summaries `mean` (default),
+`median`, `worst`, `std` and `±` (mean ± standard deviation). Methods can be yardsticks: `oracle`, `noise-floor`,
+`own-mean`. What was not run says so, and so does a number of fewer seeds than the federation has. Markers in blocks of
+code stay as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pathlib import Path
 
 from fedsoft.errors import InputError, unknown
 from fedsoft.leaderboard.data import Board, CellName
-from fedsoft.leaderboard.quantities import QUANTITIES, quantity, summary, yardsticks
+from fedsoft.leaderboard.quantities import NONE, NOT_RUN, QUANTITIES, quantity, summary, yardsticks
+from fedsoft.leaderboard.standings import Standings
 
 MARKER = re.compile(r"<!-- board: (?P<what>[^>]*?) -->(?P<old>.*?)<!-- /board -->", re.DOTALL)
 OPENING = re.compile(r"<!-- board: ")
@@ -72,8 +74,19 @@ class Renderer:
 
     def _written(self, name: CellName, what: str) -> str:
         data = self.data(name.federation)
-        cell = None if data is None else yardsticks(data).get(name.method) or data.cells.get(name.key)
-        return summary(cell, what, data)
+        stick = None if data is None else yardsticks(data).get(name.method)
+        if stick is not None:
+            is_score = _known(what) and quantity(what.partition(":")[0]).kind == "score"
+            return summary(stick, what, data) if is_score else ""
+        cell = None if data is None else data.cells.get(name.key)
+        if what == "failed" and data is not None and cell is not None and cell.runs:
+            return f"{Standings(data, name.budget).failures[name.method]} of {len(cell.runs)}"
+        if what == "failed":
+            return NONE if cell is not None and cell.problem else NOT_RUN
+        text = summary(cell, what, data)
+        if data is not None and cell is not None and 0 < len(cell.runs) < len(data.draws) and _known(what):
+            text += f" ({len(cell.runs)} of {len(data.draws)} seeds)"
+        return text
 
     def _table(self, what: str, lists: dict[str, list[str]]) -> list[Sequence[str]]:
         name = CellName.read("/".join([what.split("/")[0], "-", *what.split("/")[1:]]))

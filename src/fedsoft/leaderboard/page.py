@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fedsoft.leaderboard.data import PRESET, Board, Budget, Cell, FederationData
 from fedsoft.leaderboard.listing import State, states
@@ -11,8 +12,8 @@ from fedsoft.leaderboard.quantities import NOT_RUN, QUANTITIES, summary, yardsti
 from fedsoft.leaderboard.standings import MEASURES, Standings
 from fedsoft.reports import page as parts
 from fedsoft.reports.numbers import duration, several, unit
-from fedsoft.reports.page import Block, Page, Section, Table, Text, heads
-from fedsoft.reports.regressions import ahead, behind, how_tested
+from fedsoft.reports.page import Block, Page, Section, Table, heads
+from fedsoft.reports.regressions import how_tested
 from fedsoft.reports.seed_tables import difference_table, rank_figure
 
 COLUMNS = ("centers", "recovery", "personal", "worst_decile", "newcomers", "rounds", "gradients", "evaluations",
@@ -44,21 +45,60 @@ def board_page(board: Board, plan: Plan) -> Page:
 
 
 def _overview(plan: Plan, known: dict[str, FederationData], what: str) -> Iterator[Block]:
-    names = [name for name, data in known.items() if data.cells]
-    rows = []
+    names = [name for name, data in known.items() if any(QUANTITIES[what].values(cell) for cell in data.cells.values())]
+    lost = {name: Standings(known[name], "work").failures for name in names}
+    seeds = {name: len(plan.entry(name).reported) for name in names}
+    whole = {
+        name: all(_is_whole(known[name].cells.get(f"{method}/work"), seeds[name]) for method in [PRESET, *plan.methods])
+        for name in names
+    }
+    rows: list[tuple[parts.Cell, ...]] = []
     for method in [PRESET, *plan.methods]:
         cells = [known[name].cells.get(f"{method}/work") for name in names]
         if any(cell is not None and cell.runs for cell in cells):
-            texts = [_text(cell, what, known[name]) for name, cell in zip(names, cells, strict=True)]
+            texts = [
+                _counted(_text(cell, what, known[name]), cell, lost[name].get(method, 0), seeds[name])
+                for name, cell in zip(names, cells, strict=True)
+            ]
             rows.append((parts.Cell(method), *texts))
-    count, rows = len(rows), rows + _sticks(known, names, what)
+    count, rows = len(rows), _marked(rows, [known[name].higher_is_better if whole[name] else None for name in names])
+    rows += _sticks(known, names, what)
     if names:
         titles = [f"{plan.entry(name).title} ({unit(known[name].metric)})" for name in names]
         yield Table(
             f"overview-{what}-table", f"{QUANTITIES[what].title}, mean over seeds", heads("method", titles),
             tuple(rows),
-            ("'preset' is FedSoft as published, untuned: its work is everybody's budget.",), foot=len(rows) - count,
+            ("'preset' is FedSoft as published, untuned: its work is everybody's budget. In brackets how many of the "
+             "runs failed, which a mean hides. The best of each column that is complete, as far as its digits go, is "
+             "marked: what is told apart by more than chance stands below.",),
+            foot=len(rows) - count,
         )  # fmt: skip
+
+
+def _counted(shown: parts.Cell, cell: Cell | None, failed: int, seeds: int) -> parts.Cell:
+    """Return a cell with what its mean does not say: runs that failed, and that not all were made yet."""
+    if cell is None or not cell.runs:
+        return shown
+    said = [*([f"{failed} of {len(cell.runs)} failed"] * bool(failed)),
+            *([f"{len(cell.runs)} of {seeds} seeds"] * (len(cell.runs) < seeds))]  # fmt: skip
+    return replace(shown, text=f"{shown.text} ({', '.join(said)})") if said else shown
+
+
+def _is_whole(cell: Cell | None, seeds: int) -> bool:
+    """Return whether a cell has all its runs, or cannot have any."""
+    return cell is not None and (bool(cell.problem) or len(cell.runs) >= seeds)
+
+
+def _marked(rows: list[tuple[parts.Cell, ...]], higher: list[bool | None]) -> list[tuple[parts.Cell, ...]]:
+    """Return the rows with the best values of each column marked, and those that are written alike; None: leave it."""
+    found = [list(row) for row in rows]
+    for j, high in enumerate(higher, start=1):
+        values = [(value, row[j].text) for row in rows if isinstance(value := row[j].value, float)]
+        if values and high is not None:
+            _, text = (max if high else min)(values)
+            for row in found:
+                row[j] = replace(row[j], best=row[j].text == text)
+    return [tuple(row) for row in found]
 
 
 def _sticks(known: dict[str, FederationData], names: list[str], what: str) -> list[tuple[parts.Cell, ...]]:
@@ -84,16 +124,17 @@ def _blocks(entry: Entry, found: Standings) -> Iterator[Block]:
     name, lost = data.name, found.failures
     rows = []
     for method, cell in found.cells.items():
-        texts = [_spread(cell, what, data) for what in COLUMNS]
+        centers, *texts = [_spread(cell, what, data) for what in COLUMNS]
         failed = parts.Cell(f"{lost[method]} of {len(cell.runs)}", lost[method])
-        rows.append((parts.Cell(method), *texts, failed, parts.Cell(cell.label), parts.Cell(cell.hash),
+        rows.append((parts.Cell(method), centers, failed, *texts, parts.Cell(cell.label), parts.Cell(cell.hash),
                      parts.Cell(f"fedsoft leaderboard check {name}/{method}/{budget}")))  # fmt: skip
     count = len(rows)
     for stick, cell in yardsticks(data).items():
-        rows.append((parts.Cell(stick), *(_spread(cell, what, data) for what in COLUMNS[:5]),
-                     *[parts.Cell("")] * (len(COLUMNS) - 5 + 4)))  # fmt: skip
-    titles = [QUANTITIES[what].title for what in COLUMNS]
-    columns = (*heads("method", [*titles, "failed"]), *(
+        centers, *texts = [_spread(cell, what, data) for what in COLUMNS[:5]]
+        rows.append((parts.Cell(stick), centers, parts.Cell(""), *texts,
+                     *[parts.Cell("")] * (len(COLUMNS) - 5 + 3)))  # fmt: skip
+    first, *titles = [QUANTITIES[what].title for what in COLUMNS]
+    columns = (*heads("method", [first, "failed", *titles]), *(
         parts.Column(title, numeric=False, wrap=True) for title in ("setting", "hash", "made again by")
     ))  # fmt: skip
     seeds = len(entry.reported)
@@ -110,8 +151,7 @@ def _blocks(entry: Entry, found: Standings) -> Iterator[Block]:
     if found.differences and found.reference is not None:
         first = found.reference
         yield difference_table(found.differences, first, data.metric, f"{name}-{budget}-differences")
-        told = [*behind(found.differences, first), *ahead(found.differences, first), how_tested(found.differences)]
-        yield Text("\n\n".join(f"{sentence}." for sentence in told if sentence))
+        yield _in_words(found, first, f"{name}-{budget}-in-words")
     for measure, of in MEASURES.items():
         values = {method: seeded for method in found.cells if (seeded := found.values(method, of))}
         most = max((len(seeded) for seeded in values.values()), default=0)
@@ -119,6 +159,28 @@ def _blocks(entry: Entry, found: Standings) -> Iterator[Block]:
         figure = rank_figure(whole, measure, data.higher_is_better, f"{name}-{budget}-ranks")
         if figure is not None:
             yield figure
+
+
+def _in_words(found: Standings, first: str, id_: str) -> Table:
+    """Return which methods are better and worse than the reference, and which are not told apart from it."""
+    rows = []
+    for measure in MEASURES:
+        groups: dict[str, list[str]] = {"better": [], "not told apart": [], "worse": []}
+        for one in found.differences:
+            if one.measure == measure:
+                word = "better" if one.tested.is_better else "worse" if one.tested.is_worse else "not told apart"
+                groups[word].append(one.method)
+        rows.append((parts.Cell(measure), *(parts.Cell(", ".join(names) or "-") for names in groups.values())))
+    columns = (parts.Column("", numeric=False), *(
+        parts.Column(title, numeric=False, wrap=True)
+        for title in (f"better than {first}", "not told apart", f"worse than {first}")
+    ))  # fmt: skip
+    seeds = max((one.tested.seeds for one in found.differences), default=0)
+    note = (
+        f"Better and worse: over {several(seeds, 'seed')}, {how_tested(found.differences)}. Not told apart: the seeds "
+        "do not show a difference, which does not say that there is none."
+    )
+    return Table(id_, f"What differs from {first} by more than chance", columns, tuple(rows), (note,))
 
 
 def _spread(cell: Cell, what: str, data: FederationData) -> parts.Cell:

@@ -56,22 +56,23 @@ class Standings:
         if self.data.metric != "mse":
             return None
         found = {seed: draw.distance for seed, draw in self.data.draws.items() if draw.distance}
-        return found if len(found) == len(self.data.draws) else None
+        return found if found and len(found) == len(self.data.draws) else None
 
     @cached_property
     def failures(self) -> dict[str, int]:
         """Return how many runs of each method failed; see `evaluation.failures`."""
         one_model = self.values(ONE_MODEL, _centers) if ONE_MODEL in self.cells else {}
         return {
-            name: sum(failed([self._end(run, one_model) for run in cell.runs])) for name, cell in self.cells.items()
+            name: sum(failed([self._end(run, several(cell), one_model) for run in cell.runs]))
+            for name, cell in self.cells.items()
         }
 
-    def _end(self, run: Result, one_model: Mapping[int, float]) -> RunEnd:
+    def _end(self, run: Result, several: bool, one_model: Mapping[int, float]) -> RunEnd:
         draw = self.data.draws.get(run.seed)
         constants = [self._error(mean) for mean, _ in draw.constants.values()] if draw is not None else []
         known = None if draw is None else draw.noise_floor if draw.oracle is None else draw.oracle
         return RunEnd(
-            diverged=bool(run.problem), centers=self._error(run.centers), several=run.center_count > 1,
+            diverged=bool(run.problem), centers=self._error(run.centers), several=several,
             personal=self._error(run.personal), oracle=self._error(known) or 0.0,
             one_model=self._error(one_model.get(run.seed)),
             constant=min((one for one in constants if one is not None), default=None),
@@ -81,6 +82,11 @@ class Standings:
         if value is None:
             return None
         return 1 - value if self.data.higher_is_better else value
+
+
+def several(cell: Cell) -> bool:
+    """Return whether a method has several centers, which some of its runs may have failed to part."""
+    return any(run.center_count > 1 for run in cell.runs)
 
 
 def _centers(run: Result) -> float | None:

@@ -29,7 +29,7 @@ from fedsoft.paper.item_kinds import Column as BlockColumn
 from fedsoft.paper.library import aligned
 from fedsoft.paper.measures import LOCAL, compared, distance, doubtful, measures, mended
 from fedsoft.paper.nulls import of_centers
-from fedsoft.paper.verdicts import POINTS, Claim, Evidence, Key, Measures, Pair, gap, rule, steps
+from fedsoft.paper.verdicts import POINTS, Claim, Evidence, Key, Measures, Pair, gap, over, rule, steps
 from fedsoft.reports.cells import Over
 from fedsoft.reports.numbers import unit
 from fedsoft.reports.page import Block, Cell, Column, Table, Text
@@ -185,7 +185,7 @@ def _misprints(item: CentersItem) -> list[str]:
             notes.append(
                 f"{column.name}: the printed {column.printed.values[source][center]:g} of center {center} on source "
                 f"{source} is probably a misprint: the other three values of the block imply about {expected:.0f}, "
-                "which is used in its place."
+                "which is used in its place. Values of this block are shown, but not judged."
             )
     if item.local_factor != 1.0:
         notes.append(
@@ -215,7 +215,8 @@ def _evidence(item: CentersItem, found: Sequence[Found], tolerance: float) -> Ev
         assert printed is not None
         local = None if printed.local is None else printed.local * item.local_factor
         published_values |= measures(name, mended(printed), higher, local)
-        keys += compared(name, mended(printed), higher, local is not None)
+        if doubtful(printed) is None:  # what contradicts itself can neither confirm nor contradict
+            keys += compared(name, mended(printed), higher, local is not None)
 
     def measured(tables: Mapping[str, np.ndarray], seed: int) -> Measures:
         made: dict[Key, float] = {}
@@ -292,11 +293,13 @@ def _positions(item: CentersItem, found: Sequence[Found], evidence: Evidence) ->
     """Where centers lie between their two sources."""
     rows = []
     for block in found:
-        pair = next(pair for pair in evidence.pairs if pair.key == (block.column.name, "position"))
+        key = (block.column.name, "position")
+        pair = Pair(key, evidence.published[key], over(evidence.ours, key))
         inside = pair.within(0.0, len(evidence.compared))
+        word = ("yes" if inside else "no") if key in evidence.compared else "not judged"
         ours = replace(pair.ours, runs=refs(block.runs)).cell(lambda value: f"{value:.3f}")
         theirs = Cell(f"{pair.published:.3f}", pair.published)
-        rows.append((Cell(block.column.name), theirs, ours, Cell("yes" if inside else "no")))
+        rows.append((Cell(block.column.name), theirs, ours, Cell(word)))
     heads = (Column("block", numeric=False), Column("published"), Column("ours"), Column("in our range", numeric=False))
     note = (
         "a = √(e₀−1) / (√(e₀−1) + √(e₁−1)) from a center's errors on its source and on the other one, mean of both "

@@ -34,14 +34,14 @@ TEST_POINTS = 1000  # of a source
 def report_on(item: ComparisonItem, case: Case) -> ItemReport:
     """The section of one comparison."""
     seeds, library = case.seeds(item), case.library
-    wanted = item.wanted(case.scale, seeds, library)
-    missing = [spec for spec in wanted if not library.ended(spec)]
-    if missing or (item.tuned and item.tuning(case.scale, library) is None):
-        return incomplete(item, case, max(1, len(missing)))
 
     def plain(partition: str, label: str) -> list[RunSpec]:
         return [item.plain(partition, label, case.scale).with_seed(seed) for seed in seeds]
 
+    first = [spec for partition in item.presets for label in item.labels for spec in plain(partition, label)]
+    first += [make(case.scale).with_seed(seed) for make in item.variants.values() for seed in seeds]
+    if absent := sum(not library.ended(spec) for spec in first):
+        return incomplete(item, case, absent)
     rows = rows_of(item, library, plain)
     for name, make in item.variants.items():
         spec = make(case.scale)
@@ -67,7 +67,12 @@ def report_on(item: ComparisonItem, case: Case) -> ItemReport:
         if ruling.chance:
             blocks.append(chance_table(item.id, ruling))
     findings = []
-    if item.tuned:
+    untuned = sum(not library.ended(spec) for spec in item.wanted(case.scale, seeds, library))
+    if item.tuned and (untuned or item.tuning(case.scale, library) is None):
+        blocks.append(Text(f"Tuned methods are not shown: at least {max(1, untuned)} runs are missing. Make them with: "
+                           f"{case.command(item)}."))  # fmt: skip
+        findings = [f"{item.title}: the tuned part was not run."]
+    elif item.tuned:
         findings = tuned_blocks(item, case, rows, sources, metric, higher, blocks)
     return ItemReport(section(item, blocks), ruling, tuple(findings))
 

@@ -9,9 +9,20 @@ import numpy as np
 import torch
 
 from fedsoft.evaluation.scores import align
-from fedsoft.paper.cells import Case, ItemReport, claims_table, incomplete, refs, scale_words, section, verdict
+from fedsoft.paper.cells import (
+    Case,
+    ItemReport,
+    chance_table,
+    claims_table,
+    incomplete,
+    refs,
+    scale_words,
+    section,
+    verdict,
+)
 from fedsoft.paper.item_kinds import FigureItem
 from fedsoft.paper.library import Library
+from fedsoft.paper.nulls import DIMENSION
 from fedsoft.paper.verdicts import DRAWS, LEVEL, Judged, Ruling, Word
 from fedsoft.reports.cells import Over
 from fedsoft.reports.convergence import Courses
@@ -22,22 +33,28 @@ from fedsoft.seeds import generator
 from fedsoft.storage.tensorfile import open_tensors
 
 ROUND = 10  # the paper: "after around 5"; twice that still counts
-NEAR = 0.05  # of a share
+BEGIN, NEAR = 0.1, 0.05  # of a share
 APART = 0.1  # between the mean u of two groups of clients
 
 
 def _ruled(
-    item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]], chance: Mapping[str, float]
+    item: FigureItem, case: Case, claims: Sequence[tuple[str, bool]], chance: Mapping[str, float],
+    each: Sequence[float | None],
 ) -> Ruling:  # fmt: skip
-    """A figure has no printed values: its claims decide, and how often they would hold by chance."""
-    judged = tuple(Judged(text, None, "yes" if holds else "no") for text, holds in claims)
+    """A figure has no printed values: its claims decide, and how often all of them, and each, hold by chance."""
+    judged = tuple(
+        Judged(text, None, "yes" if holds else "no", rate) for (text, holds), rate in zip(claims, each, strict=True)
+    )
     failed = [text for text, holds in claims if not holds]
     word: Word = "contradicted" if failed else "reproduced"
     if word == "reproduced" and max(chance.values(), default=1.0) > LEVEL:
         word = "consistent but weak"
     if not item.as_published(case.scale):
         word, chance = "not tested at the paper's scale", {}
-    sentence = f"{item.title}: {word}; {len(claims) - len(failed)} of {len(claims)} statements of the text hold."
+    sentence = (
+        f"{item.title}: {word}; {len(claims) - len(failed)} of {len(claims)} statements of the text hold, "
+        f"{sum(claim.shown for claim in judged)} beyond chance."
+    )
     if failed:
         sentence += f" Does not hold: {'; '.join(failed)}."
     return Ruling(word, sentence, judged, 0, 0, chance)
@@ -60,13 +77,15 @@ def figure_1(item: FigureItem, case: Case) -> ItemReport:
         (f"centers part early: in the median seed before round {ROUND} (the paper: around 5; ours: "
          f"{statistics.median(known) if known else float('nan'):g})",
          bool(known) and len(known) * 2 > len(rounds) and statistics.median(known) <= ROUND),
-        (f"importance weights begin around 50:50 (ours in the first round: off by {first:.2f})", first <= 0.1),
+        (f"importance weights begin around 50:50 (ours in the first round: off by {first:.2f})", first <= BEGIN),
         (f"importance weights end within {NEAR:g} of 10:90 (ours: "
          f"{', '.join(f'{over.mean:.3f}' for over in final.values())})",
          all(abs(over.mean - (0.9 if own else 0.1)) <= NEAR for (_, own), over in final.items())),
     ]  # fmt: skip
     # With two centers that are exchangeable, a seed has a best center for each source in half of the cases.
-    ruling = _ruled(item, case, claims, {"exchangeable centers": 0.5 ** len(runs)})
+    every, begin, end = _copies(len(runs))
+    by_chance = {"exchangeable centers": 0.5 ** len(runs), "jittered copies of one model": every}
+    ruling = _ruled(item, case, claims, by_chance, (1.0, 1.0, begin, end))
     blocks: list[Block] = [
         Text(scale_words(item, case, runs[0])),
         verdict(ruling, refs(runs)),
@@ -76,9 +95,25 @@ def figure_1(item: FigureItem, case: Case) -> ItemReport:
         _drawn("fig1-seeds", f"The same over {len(runs)} seeds, errors divided by the distance of the sources",
                "As before, mean over seeds; centers in the order of the sources that they stand for at the end.",
                Courses(runs, averaged=True, scaled=True)),
-        claims_table(item.id, ruling.claims),
+        claims_table(item.id, ruling.claims), chance_table(item.id, ruling),
     ]  # fmt: skip
     return ItemReport(section(item, blocks), ruling)
+
+
+def _copies(seeds: int) -> tuple[float, float, float]:
+    """How often all claims, the third and the fourth hold for two centers moved at random from one pooled model.
+
+    Such centers part at once, one nearer to each source. The share of a source's points that its center explains best
+    is at most 1 - arccos(c) / pi, with c the cosine between the difference of the centers and that of the sources.
+    """
+    rng, begins, ends, both = generator(0, "null", "jittered copies"), 0, 0, 0
+    for _ in range(DRAWS):
+        moved = rng.standard_normal((seeds, DIMENSION))
+        right = 1 - np.arccos(np.abs(moved[:, 0]) / np.linalg.norm(moved, axis=1)) / np.pi
+        u = 0.9 * right + 0.1 * (1 - right)
+        begin, end = float(np.abs(u - 0.5).mean()) <= BEGIN, abs(float(u.mean()) - 0.9) <= NEAR
+        begins, ends, both = begins + begin, ends + end, both + (begin and end)
+    return both / DRAWS, begins / DRAWS, ends / DRAWS
 
 
 def _order(run: Finished) -> list[int]:
@@ -145,8 +180,9 @@ def figure_2(item: FigureItem, case: Case) -> ItemReport:
         f"FedEM is biased: most clients put less than 0.5 on one and the same center (ours: {100 * low:.0f} %)",
         low > 0.75,
     ))  # fmt: skip
+    each = [_by_chance(views[name]) for name in ("FedSoft", "IFCA")]
     by_chance = {"exchanged clients": _by_chance([seen for name in ("FedSoft", "IFCA") for seen in views[name]])}
-    ruling = _ruled(item, case, claims, by_chance)
+    ruling = _ruled(item, case, claims, by_chance, (*each, None))
     runs = tuple(ref for group in found.values() for ref in refs(group))
     figure = Figure("fig2-clients", "Every client's importance weight of the center of the first source, as in Fig. 2",
                     "For each method a point for every client: across its number, upwards its weight.", tuple(panels),

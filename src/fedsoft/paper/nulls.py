@@ -3,6 +3,8 @@
 Each null is made of our own runs, so that it has their scale and their spread:
 
 - one pooled model: all centers are copies of one, told apart by the sampling error of the test sets alone;
+- jittered copies: as before, but each copy is moved in a direction of its own, by several lengths. A center that is
+  worse on one source is then better on another one, so that any alignment finds centers "of their own";
 - exchanged labels: points of the test sets are given to sources at random, so that a center has one error on all;
 - noise: numbers without structure, with the mean and the spread of the run's own table;
 - exchanged columns: within each seed the blocks of a table, or the methods of a comparison, change places.
@@ -15,7 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fedsoft.paper.measures import NOISE
 from fedsoft.paper.verdicts import Key, Measures, Null
+
+DIMENSION = 10  # of the synthetic data
+JITTERS = (0.1, 0.2, 0.4, 0.8, 1.6)  # lengths of a move, relative to the mean distance of the pooled model to a source
+SHIFTS = (1.0, 2.0, 4.0, 8.0, 16.0)  # the same for accuracies, in percentage points
 
 Tables = Mapping[str, np.ndarray]
 """One seed: for each block `[center][source]`, errors or accuracies in percent."""
@@ -31,6 +38,22 @@ def sampling_error(table: np.ndarray, higher: bool, points: int) -> np.ndarray:
     return np.abs(table) * math.sqrt(2 / points)
 
 
+def scattered(
+    table: np.ndarray, length: float, higher: bool, rng: np.random.Generator
+) -> np.ndarray:  # fmt: skip
+    """Return the values of jittered copies of one pooled model, which has the mean of the table on each source."""
+    pooled = table.mean(0)
+    if higher:
+        moved = rng.standard_normal(table.shape)
+        return pooled + length * (moved - moved.mean(1, keepdims=True))
+    away = np.sqrt(np.maximum(pooled - NOISE, 0.0))
+    sources = rng.standard_normal((len(pooled), DIMENSION))
+    sources -= sources.mean(0)
+    sources *= (away / np.linalg.norm(sources, axis=1))[:, None]
+    copies = length * away.mean() / math.sqrt(DIMENSION) * rng.standard_normal((len(table), DIMENSION))
+    return NOISE + ((copies[:, None] - sources[None]) ** 2).sum(-1)
+
+
 def of_centers(
     seeds: Sequence[Tables], measured: Measured, *, higher: bool, points: int, ordered: bool
 ) -> dict[str, Null]:  # fmt: skip
@@ -42,6 +65,9 @@ def of_centers(
 
     def pooled(table: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return sampled(np.broadcast_to(table.mean(0), table.shape), rng)
+
+    def jittered(length: float) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:
+        return lambda table, rng: sampled(scattered(table, length, higher, rng), rng)
 
     def exchanged(table: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return sampled(np.broadcast_to(table.mean(1, keepdims=True), table.shape), rng)
@@ -62,7 +88,11 @@ def of_centers(
             found.append(measured({name: tables[names[k]] for name, k in zip(names, order, strict=True)}, i))
         return found
 
-    made = {"one pooled model": null(pooled), "exchanged labels": null(exchanged), "noise": null(noise)}
+    moved = {
+        f"copies jittered by {f'{length:g} points' if higher else f'{length:.0%}'}": null(jittered(length))
+        for length in (SHIFTS if higher else JITTERS)
+    }
+    made = {"one pooled model": null(pooled), **moved, "exchanged labels": null(exchanged), "noise": null(noise)}
     return made | ({"exchanged columns": columns} if ordered else {})
 
 

@@ -51,10 +51,11 @@ def tuned_blocks(
         if not all(orders):
             continue
         both = [[name for name in order if name in orders[1 - i]] for i, order in enumerate(orders)]
-        change = "the ordering stays" if both[0] == both[1] else "the ordering changes"
+        change = "stays" if both[0] == both[1] else "changes"
         findings.append(
             f"{item.title}. {what}, mean over sources and partitions, from best to worst. With the paper's solver: "
-            f"{_words(plain, orders[0], keys)}. Tuned: {_words(rows, orders[1], keys)}. So {change}."
+            f"{_words(plain, orders[0], keys)}. Tuned: {_words(rows, orders[1], keys)}. "
+            f"The order of these means {change}, which was not tested."
             f"{_oracle_words(plain, rows, keys)}"
         )
     blocks += [Text(sentence) for sentence in findings]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -43,15 +43,19 @@ RULE = (
     "percentage points); every ordering that the paper claims and its own values show holds over our seeds (t-test, "
     f"5 % two-sided, for each of its parts); and of {DRAWS} sets of results in which nothing is true, drawn from each "
     "null, at most 5 % pass the same rule. Contradicted: a published value lies outside, or an ordering is "
-    "significantly the other way round (Bonferroni over its parts). Consistent but weak: neither. Values are compared "
+    "significantly the other way round (Bonferroni over its parts). Consistent but weak: neither. An ordering counts "
+    "as shown only if it holds in at most 5 % of the draws of each null. Values are compared "
     "free of the draw's scale: errors of two sources as the position of a center between them, those of more sources "
     "relative to the mean of their row. What is tested on a source has no part in choosing its center, which is the "
     "one that is left when the other sources have chosen theirs."
 )
 NULLS = (
     "The nulls are made of our own runs: one pooled model (all centers are copies of one, told apart by the sampling "
-    "error of the test sets), exchanged labels (test points are given to sources at random), noise (numbers of the "
-    "table's own mean and spread), exchanged columns or methods (they change places within each seed)."
+    "error of the test sets), jittered copies of it (each moved in a direction of its own, by lengths from small to "
+    "large), exchanged labels (test points are given to sources at random), noise (numbers of the "
+    "table's own mean and spread), exchanged columns or methods (they change places within each seed). Jittered copies "
+    "are the hardest: of two that differ at all, one is nearer to each source, so a center of its own for each source "
+    "is no evidence. Where centers lie is, and which partitions and methods come first."
 )
 
 
@@ -82,11 +86,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, whether it holds in the published values (None: there are none), and over our seeds."""
+    """A claim, whether it holds in the published values (None: there are none), and over our seeds.
+
+    `chance`: how often it holds where nothing is true, in the null in which it does most often; None where not drawn.
+    """
 
     text: str
     published: bool | None
     ours: Support
+    chance: float | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether it holds over our seeds, and would not where nothing is true."""
+        return self.ours == "yes" and (self.chance is None or self.chance <= LEVEL)
 
 
 @dataclass(frozen=True)
@@ -143,9 +156,12 @@ def over(ours: Sequence[Measures], key: Key) -> Over:
 def rule(title: str, evidence: Evidence, *, as_published: bool, seed: int = 0) -> Ruling:
     """Judge an item. `as_published`: whether the settings are the paper's."""
     word, judged, inside = decide(evidence)
-    chance = {}
-    if as_published:
-        chance = {name: passing(evidence, null, generator(seed, "null", name)) for name, null in evidence.nulls.items()}
+    tried = {name: passing(evidence, null, generator(seed, "null", name)) for name, null in evidence.nulls.items()}
+    judged = tuple(
+        replace(claim, chance=max((one.claims[i] for one in tried.values()), default=None))
+        for i, claim in enumerate(judged)
+    )
+    chance = {name: one.rule for name, one in tried.items()} if as_published else {}
     by_chance = [f"{rate:.0%} of {name}" for name, rate in chance.items() if rate > LEVEL]
     if not as_published:
         word = "not tested at the paper's scale"
@@ -154,7 +170,7 @@ def rule(title: str, evidence: Evidence, *, as_published: bool, seed: int = 0) -
     counted = [claim for claim in judged if claim.published is not False]
     count = len(evidence.compared)
     parts = [f"{inside} of {count} published values lie within our range"] if as_published and count else []
-    parts.append(f"{sum(c.ours == 'yes' for c in counted)} of {len(counted)} claimed orderings are significant")
+    parts.append(f"{sum(c.shown for c in counted)} of {len(counted)} claimed orderings hold beyond chance")
     sentence = f"{title}: {word}; {', '.join(parts)}."
     if against := [claim.text for claim in counted if claim.ours == "no"]:
         sentence += f" The other way round: {'; '.join(against)}."
@@ -194,15 +210,25 @@ def support(claim: Claim, ours: Sequence[Measures]) -> Support:
     return "no" if (t <= -student(1 - LEVEL / (2 * parts), count - 1)).any() else "unsure"
 
 
-def passing(evidence: Evidence, null: Null, rng: np.random.Generator, draws: int = DRAWS) -> float:
-    """Return the share of a null's draws that the rule calls reproduced."""
-    found = 0
+@dataclass(frozen=True)
+class Passing:
+    """How often results in which nothing is true pass the rule, and each of its claims."""
+
+    rule: float
+    claims: tuple[float, ...]
+
+
+def passing(evidence: Evidence, null: Null, rng: np.random.Generator, draws: int = DRAWS) -> Passing:
+    """Return the share of a null's draws that the rule calls reproduced, and for each claim that in which it holds."""
+    found, held = 0, np.zeros(len(evidence.claims))
     for _ in range(draws):
         drawn = Evidence(
             evidence.published, null(rng), evidence.compared, evidence.claims, {}, evidence.tolerance
         )  # fmt: skip
-        found += decide(drawn)[0] == "reproduced"
-    return found / draws
+        word, judged, _ = decide(drawn)
+        found += word == "reproduced"
+        held += [claim.ours == "yes" for claim in judged]
+    return Passing(found / draws, tuple((held / draws).tolist()))
 
 
 @cache

@@ -77,7 +77,7 @@ def rank_figure(
     panel = Panel("", Axis("mean rank, 1 is best", low=0.0), Axis("", names=tuple(ranks.mean)), (series,))
     notes = (
         f"Whiskers: half of Nemenyi's critical difference ({ranks.critical:.2f} ranks, 5 %) to either side, so methods "
-        "whose whiskers overlap do not differ.",
+        "whose whiskers overlap are not told apart.",
         f"Friedman's test that all {len(means)} are alike over {ranks.seeds} seeds: p = {ranks.p:.2g}.",
     )
     id_ = f"{id_}-" + re.sub(r"[^a-z]+", "-", measure.lower()).strip("-")
@@ -97,6 +97,7 @@ def failures_of(groups: Sequence[Group], rows: Sequence[Measured]) -> dict[str, 
 
 def _ends(group: Group, row: Measured, one_model: Mapping[int, float]) -> list[RunEnd]:
     higher, found = group.first.scores.higher_is_better, []
+    several = any(len(run.scores.centers or []) > 1 for run in group.runs)  # some runs may have failed to part them
 
     def error(value: float | None) -> float | None:
         return None if value is None else 1 - value if higher else value
@@ -106,7 +107,7 @@ def _ends(group: Group, row: Measured, one_model: Mapping[int, float]) -> list[R
         constants = [stick.held_out.mean for stick in scores.yardsticks if stick.held_out is not None]
         known = sum(scores.oracle) / len(scores.oracle) if scores.oracle else scores.noise_floor
         found.append(RunEnd(
-            centers=error(centers), several=len(scores.centers or []) > 1, personal=error(personal),
+            centers=error(centers), several=several, personal=error(personal),
             oracle=error(known) or 0.0, one_model=error(one_model.get(run.spec.seed)),
             constant=min((error(value) or 0.0 for value in constants), default=None),
         ))  # fmt: skip
