@@ -222,6 +222,28 @@ def test_one_source_costs_next_to_nothing(seed: int) -> None:
     assert ours.mean <= 1.03 * theirs.mean
 
 
+def test_sources_settle_from_twins_before_they_widen() -> None:
+    """Three sources; two centers begin at the same one, the third between the others."""
+    rng, theta = np.random.default_rng(0), np.array([[3.0, 0.0, 0.0], [-3.0, 3.0, 0.0], [-3.0, -3.0, 0.0]])
+    pairs = []
+    for _ in range(20):
+        x, source = rng.standard_normal((60, 3)), rng.choice(3, 60, p=rng.dirichlet(np.ones(3)))
+        pairs.append(
+            (torch.from_numpy(x), torch.from_numpy((x * theta[source]).sum(1) + 0.1 * rng.standard_normal(60)))
+        )
+    twins = torch.tensor([[3.0, 0.05, 0.0], [3.0, -0.05, 0.0], [-3.0, 0.0, 0.0]]).double()
+    first = fitted(fs.FedLevels(S=3), pairs, 0).state.extra["models"]
+    ends = {}
+    for settled in (False, True):
+        start = begun(models=torch.cat([first[:3], twins]), settled=torch.tensor(settled))
+        run = fitted(fs.FedLevels(S=3), pairs, 20, begun=start)
+        far = torch.cdist(torch.from_numpy(theta), run.state.extra["models"][3:]).amin(1).max()
+        ends[settled] = float(far)
+        assert bool(run.state.extra["settled"])
+    assert ends[False] < 0.05
+    assert ends[True] > 1  # widths from the first round on hide that one is missing
+
+
 def test_one_task_between_estimations() -> None:
     settled = {"extra": {"settled": torch.tensor(True)}}
     run = fitted(fs.FedLevels(S=3, tau=2), regression_clients(), 4, begun=settled)
