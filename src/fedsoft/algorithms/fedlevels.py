@@ -107,8 +107,9 @@ class FedLevels(NetworkLevels):
     Cost: one task per client drawn and S evaluations of its points, every tau rounds 2 S tasks of all clients; a
         curvature after each (one evaluation for each of up to 256 parameters, or one gradient). Down: 2 S models and
         widths. Up: S models, their squares and uncertainties (matrices with `full`), 2 S of each where p is estimated,
-        and one model at the start; while sources of linear models settle, FedRoute's sums of all clients. For networks (`isotropic`) one task per client drawn; up S models where points are
-        routed, else one; once three tasks of all clients, and in the last round up to 12 of K clients and 8 of all.
+        and one model at the start; while sources of linear models settle, FedRoute's sums of all clients. For networks
+        (`isotropic`) one task per client drawn; up S models where points are routed, else one; once three tasks of all
+        clients, and in the last round up to 12 of K clients and 8 of all.
 
     Use it: when it is not known whether clients differ as people do or mix a few sources.
 
