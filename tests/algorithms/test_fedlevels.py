@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import fedsoft as fs
-from fedsoft.algorithms.fedlevels import FLOOR, NARROW
+from fedsoft.algorithms.fedlevels import NARROW
 from fedsoft.clusters import learned_prior
+from fedsoft.clusters.both_levels import FLOOR
 from fedsoft.clusters.learned_prior import FIRM, HALF_CLIENT, ONE_CLIENT
 from fedsoft.clusters.one_prior import STEPS
 from fedsoft.training import Run
@@ -36,8 +37,8 @@ def kinds(run: Run) -> Tensor:
 
 
 def begun(**extra: Tensor) -> dict[str, dict[str, Tensor]]:
-    """The first state without the round in which sources find their start."""
-    return {"extra": {"age": torch.tensor(0), **extra}}
+    """The first state without the rounds in which sources find their start."""
+    return {"extra": {"age": torch.tensor(0), "settled": torch.tensor(True), **extra}}
 
 
 # --- a loop that reads like the maths ---------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def test_rounds_of_a_naive_loop() -> None:
                     sums[j][i] = sums[j][i] + share * one
                 errors[j // S] += float(share * (weight * (x @ models[j] - y) ** 2).sum())
                 counted[j // S] += float(share * (weight.sum() - decided))
-        s2 = [errors[level] / counted[level] for level in (0, 1)]
+        s2 = [min(errors[level] / counted[level] for level in (0, 1))] * 2
         charge = S * size / 2 * math.log(sum(len(y) for _, y in pairs))
         opened = [gain == max(gains) or gain > charge for gain in gains]
         rho = (sum(chance) + HALF_CLIENT) / (len(pairs) + 2 * HALF_CLIENT)
@@ -221,8 +222,31 @@ def test_one_source_costs_next_to_nothing(seed: int) -> None:
     assert ours.mean <= 1.03 * theirs.mean
 
 
+def test_sources_settle_from_twins_before_they_widen() -> None:
+    """Three sources; two centers begin at the same one, the third between the others."""
+    rng, theta = np.random.default_rng(0), np.array([[3.0, 0.0, 0.0], [-3.0, 3.0, 0.0], [-3.0, -3.0, 0.0]])
+    pairs = []
+    for _ in range(20):
+        x, source = rng.standard_normal((60, 3)), rng.choice(3, 60, p=rng.dirichlet(np.ones(3)))
+        pairs.append(
+            (torch.from_numpy(x), torch.from_numpy((x * theta[source]).sum(1) + 0.1 * rng.standard_normal(60)))
+        )
+    twins = torch.tensor([[3.0, 0.05, 0.0], [3.0, -0.05, 0.0], [-3.0, 0.0, 0.0]]).double()
+    first = fitted(fs.FedLevels(S=3), pairs, 0).state.extra["models"]
+    ends = {}
+    for settled in (False, True):
+        start = begun(models=torch.cat([first[:3], twins]), settled=torch.tensor(settled))
+        run = fitted(fs.FedLevels(S=3), pairs, 20, begun=start)
+        far = torch.cdist(torch.from_numpy(theta), run.state.extra["models"][3:]).amin(1).max()
+        ends[settled] = float(far)
+        assert bool(run.state.extra["settled"])
+    assert ends[False] < 0.05
+    assert ends[True] > 1  # widths from the first round on hide that one is missing
+
+
 def test_one_task_between_estimations() -> None:
-    run = fitted(fs.FedLevels(S=3, tau=2), regression_clients(), 4)
+    settled = {"extra": {"settled": torch.tensor(True)}}
+    run = fitted(fs.FedLevels(S=3, tau=2), regression_clients(), 4, begun=settled)
     _, due, between, _ = (record.gradients for record in run.history)
     assert due == 2 * 3 * between + STEPS * between / 2  # and the gradients for one prior for everybody
     assert run.history[2].bytes_up < run.history[1].bytes_up * 0.6

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsoft.clusters.closing import way_of
 from fedsoft.clusters.evidence import Evidence
-from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit
+from fedsoft.clusters.laplace import Fit, fit, kept_models, noise, own_pull, settled, statistics, unit, variance_of
 from fedsoft.clusters.learned_prior import Prior, Sums, blended, improved
 from fedsoft.clusters.network_prior import NetworkPrior, is_network
 from fedsoft.clusters.one_prior import begun, explained, learned, merged, told
@@ -172,13 +172,11 @@ class FedPrior(NetworkPrior):
         return self.S > 1 and self.learn
 
     def _noise(self, answer: Answer, s2: Tensor) -> Tensor:
-        """Return the variance of the noise: the squared errors over the points that decide no parameter."""
+        """Return the variance of the noise, if it is learned."""
         if "noise" not in answer or not self.learn:
             return s2
         everybody = torch.ones(1, len(answer.ids), dtype=torch.float64)
-        errors, points, decided = answer["noise"].weighted(everybody)[0].tolist()
-        s2 = s2.new_tensor(errors / max(points - decided, points / 10))
-        return s2.clamp(min=torch.finfo(torch.float32).tiny)
+        return variance_of(answer["noise"].weighted(everybody)[0]).to(s2)
 
     @job(
         r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER,
@@ -222,7 +220,7 @@ class FedPrior(NetworkPrior):
         known = statistics(prior, found.posterior, r)
         reply = reply | {name: known[name] for name in ("first", "second", "spread")}
         if site.model.loss is squared_loss:
-            reply["noise"] = noise(site, prior, found, r, scale[:, None])
+            reply["noise"] = noise(site, prior, found, r, scale[:, None]).sum(1)
         return {name: value.to(site.dtype) for name, value in reply.items()}
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:

@@ -16,17 +16,16 @@ from fedsoft.clusters.collapse import unused
 from fedsoft.clusters.ensemble import mixed
 from fedsoft.clusters.importance_weights import one_hot
 from fedsoft.clusters.initial import First, Starts, age_of, first_state, older, start
-from fedsoft.clusters.least_squares import parted, solved, sums
+from fedsoft.clusters.least_squares import SETTLE
 from fedsoft.clusters.routing import FIXED, Routing, first_s2, routed_centers
 from fedsoft.clusters.selection import Participants, participants
-from fedsoft.core.contract import Ask, Needs, PersonalModels, State, job
-from fedsoft.core.replies import COUNTS, MIXTURE, MODEL, NUMBER, Answer, ClientState, Ids, Reply
+from fedsoft.core.contract import Ask, Needs, PersonalModels, State
+from fedsoft.core.replies import Answer, ClientState, Ids
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
 __all__ = ["FedRoute"]
 
-SETTLE = 5  # rounds between two checks for twins
 SHARE = 0.3  # of the clients take part in the trial
 
 
@@ -182,20 +181,13 @@ class FedRoute(Starts, Routing):
         c, linear, s2 = state.extra["tried"] if trial else state.centers, bool(state.extra["linear"]), state.extra["s2"]
         ties = not linear and not trial and int(state.extra["ties_left"]) > 0
         if linear:
-            answer = ask("gather", ids, centers=c, s2=s2)
+            answer, new, _ = self.play_gathered(ask, ids, c, s2, check=age % SETTLE == SETTLE - 1)
         else:
             answer = ask("route", ids, centers=c, s2=s2, ties=c.new_tensor(float(ties)))
+            new = routed_centers(answer, c)
         notes["answered"] += len(answer.ids)
         if not len(answer.ids):
             return state
-        each = c.new_ones((1, len(answer.ids)), dtype=torch.float64)
-        if linear:
-            new = solved(c, answer, each)
-            if age % SETTLE == SETTLE - 1 and (other := parted(c, new, answer)) is not None:
-                new = other
-                ask("open", ask.everyone)
-        else:
-            new = routed_centers(answer, c)
         loss = notes["routed_loss"] = mean_over_points(ask, answer, "loss")
         if float(s2) != FIXED:
             s2 = c.new_tensor(max(loss, torch.finfo(c.dtype).tiny))
@@ -238,12 +230,6 @@ class FedRoute(Starts, Routing):
         c[poor[0]] = (answer["sum"].weighted(weights)[0, main] / max(1.0, given)).to(c.dtype)
         ask("open", ask.everyone)
         return state.update(centers=c)
-
-    @job(u=MIXTURE, loss=NUMBER, gram=MODEL, sum=MODEL, n=COUNTS, misfit=NUMBER)
-    def gather(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
-        """Send the sums of weighted least squares."""
-        q, losses, mine, reply = self.explained(site, mine, shared)
-        return mine, reply | sums(site, q, losses)
 
     def predict(self, site: Site, mine: ClientState, state: State) -> PersonalModels:
         """Return the client's mixture of all centers, or its main center."""

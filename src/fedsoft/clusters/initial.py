@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsoft.clusters.averaging import mean_by_size
 from fedsoft.clusters.selection import Participants, participants
 from fedsoft.core.contract import Ask, Needs, State, job
-from fedsoft.core.replies import MODEL, ClientState, Reply
+from fedsoft.core.replies import MODEL, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.solvers.exact import Exact
 
@@ -148,7 +148,11 @@ def start(state: State, ask: Ask, K: Participants) -> tuple[State, dict[str, Any
         return state.update(centers=mean_by_size(ask, answer, c[:1]).repeat(len(c), 1), extra=older(state)), notes
     if not len(answer.ids):
         return state, notes  # try again in the next round
+    return state.update(centers=corners_of(answer, c).to(c.dtype), extra=older(state)), notes
+
+
+def corners_of(answer: Answer, c: Tensor) -> Tensor:
+    """Return corners of the models `w` that clients sent, as many as there are centers `c[S, P]`, in float64."""
     w = answer.rows("w", like=c).double()
     w = w - w.mean(0)
-    found = answer["w"].weighted(corners(w @ w.T, len(c)))
-    return state.update(centers=found.to(c.dtype), extra=older(state)), notes
+    return answer["w"].weighted(corners(w @ w.T, len(c)))

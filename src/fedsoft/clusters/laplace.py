@@ -108,11 +108,18 @@ def statistics(prior: Prior, found: Posterior, weight: Tensor) -> Reply:
 
 
 def noise(site: Site, prior: Prior, found: Fit, weight: Tensor, scale: Tensor) -> Tensor:
-    """Return `[m, 3]` for squared loss: errors, points and parameters that these decide, times `weight[m, J]`."""
+    """Return `[m, J, 3]` for squared loss: errors, points and parameters that these decide, times `weight[m, J]`."""
     outputs = summed_outputs(site)
     errors = (found.loss - found.points * outputs / 2 * (torch.pi * scale).log()) * scale / outputs
     decided = prior.kept_share(found.posterior.covariance) / outputs
-    return torch.stack([(weight * one).sum(1) for one in (errors, found.points, decided)], 1)
+    return torch.stack([weight * one for one in (errors, found.points, decided)], 2)
+
+
+def variance_of(noise: Tensor) -> Tensor:
+    """Return the variance `[...]` that follows from sums `[..., 3]` of `noise`."""
+    errors, points, decided = noise.unbind(-1)
+    tiny = torch.finfo(torch.float32).tiny
+    return (errors / torch.maximum(points - decided, points / 10).clamp(min=tiny)).clamp(min=tiny)
 
 
 def shares_of_points(site: Site, w: Tensor, u: Tensor, scale: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fedsoft.core.contract import Site
 from fedsoft.core.model import as_numbers
 from fedsoft.core.replies import Answer, Reply
 
+SETTLE = 5  # rounds between two checks for twins
 TWIN = 0.2  # of the norm of centers: a closer pair may be one source twice
 MISFIT = 2.0  # times the best center's mean square: a center with more may hold two sources
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsoft.clusters.averaging import average, mean_over_points
 from fedsoft.clusters.importance_weights import one_hot
+from fedsoft.clusters.least_squares import parted, solved, sums
 from fedsoft.clusters.posterior import draw_ties, posterior, summed_outputs
 from fedsoft.core.contract import Algorithm, Ask, State, job
 from fedsoft.core.metrics import squared_loss
@@ -37,6 +38,17 @@ class Routing(Algorithm):
         weights = u[answer.ids].T.double() * ask.sizes[answer.ids]
         return state.update(u=u, centers=average(answer["w"], weights, old=state.centers))
 
+    def play_gathered(self, ask: Ask, ids: Ids, c: Tensor, s2: Tensor, *, check: bool) -> tuple[Answer, Tensor, bool]:
+        """Return what these clients sent of least squares, the centers from it, and whether a twin had to move."""
+        answer = ask("gather", ids, centers=c, s2=s2)
+        if not len(answer.ids):
+            return answer, c, False
+        new = solved(c, answer, c.new_ones((1, len(answer.ids)), dtype=torch.float64))
+        if check and (other := parted(c, new, answer)) is not None:
+            ask("open", ask.everyone)
+            return answer, other, True
+        return answer, new, False
+
     @job()
     def open(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Reset the prior."""
@@ -62,6 +74,12 @@ class Routing(Algorithm):
         given = torch.where(given >= site.least_points, given, 0.0)
         w = site.solve_parts(c.expand(len(site), -1, -1), part)
         return mine, reply | {"sum": w * given[:, :, None], "n": given}
+
+    @job(u=MIXTURE, loss=NUMBER, gram=MODEL, sum=MODEL, n=COUNTS, misfit=NUMBER)
+    def gather(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
+        """Send the sums of weighted least squares."""
+        q, losses, mine, reply = self.explained(site, mine, shared)
+        return mine, reply | sums(site, q, losses)
 
     def explained(self, site: Site, mine: ClientState, shared: Reply) -> tuple[Tensor, Tensor, ClientState, Reply]:
         """Return posterior and losses of every point, the new client state, and what is sent of them."""
