@@ -90,6 +90,12 @@ def test_few_clients_are_all_needed_in_training() -> None:
         Split.of(numbered_points([8] * 8, held_out=0.0), 0)
 
 
+def test_the_number_of_newcomers_can_be_given() -> None:
+    found = Split.of(numbered_points([8] * 20), 0, newcomers=7)
+    assert (len(found.newcomers), len(found.final)) == (7, 13)
+    assert not set(found.newcomers.names) & set(found.final.names)
+
+
 def test_a_client_with_one_point_trains_on_it() -> None:
     split = Split.of(numbered_points([1, 8, 8, 8], held_out=0.25), 0)
     assert [int(split.tuning(fold).train.sizes[0]) for fold in range(FOLDS)] == [1] * FOLDS
