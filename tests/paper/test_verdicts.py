@@ -166,7 +166,9 @@ def test_copies_of_one_model_that_are_moved_find_a_center_for_each_source_and_pr
     assert not Judged("rare by chance, and not ours", True, "unsure", 0.0).shown
 
 
-@pytest.mark.parametrize("length", [0.1, 0.2, 0.4])
+@pytest.mark.parametrize(
+    "length", [pytest.param(0.1, marks=pytest.mark.slow), 0.2, pytest.param(0.4, marks=pytest.mark.slow)]
+)
 def test_eight_jittered_copies_of_one_pooled_model_do_not_reproduce_table_3(length: float) -> None:
     """Their values lie within the range, every one; that is what the printed rate of false positives is for."""
     rng, block = generator(0, "copies", f"{length}"), published.TABLE_3["random"]

@@ -17,7 +17,7 @@ from torch import Tensor
 import fedsoft as fs
 from fedsoft.cli.progress import Progress
 from fedsoft.core.contract import job
-from fedsoft.core.replies import CHOICE, COUNTS, MIXTURE, MODEL
+from fedsoft.core.replies import CHOICE, COUNTS, MIXTURE, MODEL, STEP
 from fedsoft.engine.client_store import Budget, ClientStore
 from fedsoft.flower.server.expected_replies import forms_of
 from fedsoft.flower.server.reply_validator import ReplyValidator, Rows
@@ -90,6 +90,16 @@ def test_a_model_far_longer_than_the_median_is_not_believed() -> None:
     assert not told(models(1, 2, 3, 9.9))
     assert not told(models(1, 2, 3, 1e30), Guards(size=3))
     assert not told(models(1e30))
+
+
+def test_how_far_models_are_from_a_center_may_differ_more_than_models_do() -> None:
+    far = {"first": models(1, 2, 3, 15)["w"]}
+    kinds = {"first": STEP}
+    assert GUARDS.judge(GUARDS.look(models(1, 2, 3, 15), KINDS))
+    assert not GUARDS.judge(GUARDS.look(far, kinds))
+    facts = GUARDS.look({"first": models(1, 2, 3, 51)["w"]}, kinds)
+    assert set(GUARDS.judge(facts)) == {3}
+    assert set(GUARDS.judge(Facts.join([(4, facts)]))) == {3}
 
 
 def test_clusters_have_medians_of_their_own() -> None:

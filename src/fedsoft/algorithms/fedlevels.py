@@ -242,8 +242,8 @@ class FedLevels(NetworkLevels):
         return mine | {"fresh": torch.ones_like(mine["fresh"])}, reply
 
     @job(
-        r=MIXTURE, u=MIXTURE, p=NUMBER, gain=NUMBER, level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER,
-        spread=NUMBER, noise=NUMBER, evidence=NUMBER, one_evidence=NUMBER, one_first=MODEL, one_second=NUMBER,
+        r=MIXTURE, u=MIXTURE, p=NUMBER, gain=NUMBER, level=NUMBER, weight=NUMBER, first=NUMBER, second=NUMBER,
+        spread=NUMBER, noise=NUMBER, evidence=NUMBER, one_evidence=NUMBER, one_first=NUMBER, one_second=NUMBER,
         one_spread=NUMBER,
     )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
@@ -276,7 +276,7 @@ class FedLevels(NetworkLevels):
         known |= {name: reply[name] for name in ("r", "u", "p")}
         return mine | known | {"w": w, "fresh": torch.zeros_like(mine["fresh"])}, reply
 
-    @job(level=NUMBER, weight=NUMBER, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
+    @job(level=NUMBER, weight=NUMBER, first=NUMBER, second=NUMBER, spread=NUMBER, noise=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Draw a kind, and a center or the source of each point; train every model on the points that are its own."""
         S, both = self.S, prior_of(shared)

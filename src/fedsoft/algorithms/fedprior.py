@@ -20,7 +20,7 @@ from fedsoft.clusters.variation import differences, groups_of, numbers_of
 from fedsoft.core.contract import Ask, PersonalModels, State, Way, job
 from fedsoft.core.metrics import squared_loss
 from fedsoft.core.model import Model
-from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, NUMBER, Answer, ClientState, Reply
+from fedsoft.core.replies import CHOICE, MIXTURE, NUMBER, STEP, Answer, ClientState, Reply
 from fedsoft.core.site import Site
 from fedsoft.settings import settings
 
@@ -179,8 +179,8 @@ class FedPrior(NetworkPrior):
         return variance_of(answer["noise"].weighted(everybody)[0]).to(s2)
 
     @job(
-        r=MIXTURE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER,
-        one_evidence=NUMBER, one_first=MODEL, one_second=NUMBER, one_spread=NUMBER,
+        r=MIXTURE, first=STEP, second=NUMBER, spread=NUMBER, noise=NUMBER, evidence=NUMBER, variation=NUMBER,
+        one_evidence=NUMBER, one_first=STEP, one_second=NUMBER, one_spread=NUMBER,
     )  # fmt: skip
     def estimate(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Solve under every center, and weigh the centers by their evidence."""
@@ -201,7 +201,7 @@ class FedPrior(NetworkPrior):
         reply = self._sent(site, reply, prior, found, r, scale)
         return mine | kept | {"r": reply["r"]}, reply
 
-    @job(s=CHOICE, first=MODEL, second=NUMBER, spread=NUMBER, noise=NUMBER)
+    @job(s=CHOICE, first=STEP, second=NUMBER, spread=NUMBER, noise=NUMBER)
     def train(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Draw a center by r, and solve under it."""
         prior, scale = prior_of(shared["centers"], shared), unit(site, shared["s2"], shared["centers"])

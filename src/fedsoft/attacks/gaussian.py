@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsoft.core.replies import Kind, Reply
+from fedsoft.core.replies import Reply
 from fedsoft.safety.malicious import Attack, Draws, Kinds, reference
 from fedsoft.settings import settings
 
@@ -28,7 +28,7 @@ class Gaussian(Attack):
 
     def reply(self, reply: Reply, sent: Reply, kinds: Kinds, draws: Draws) -> Reply:
         false = {}
-        for name in (name for name in reply if kinds[name] is Kind.MODEL):
+        for name in (name for name in reply if kinds[name].has_parameters):
             w = reply[name]
             center = reference(w, sent)
             noise = np.stack([draw.standard_normal(w.shape[1:]) for draw in draws])

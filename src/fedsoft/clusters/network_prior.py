@@ -21,7 +21,7 @@ from fedsoft.clusters.selection import draw_centers, participants
 from fedsoft.core.contract import Ask, PersonalModels, State, job
 from fedsoft.core.metrics import binary_cross_entropy, squared_loss
 from fedsoft.core.model import Layout
-from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, ClientState, Ids, Reply
+from fedsoft.core.replies import CHOICE, MIXTURE, MODEL, STEP, ClientState, Ids, Reply
 from fedsoft.core.site import Site
 
 
@@ -99,7 +99,7 @@ class NetworkPrior(Closing):
         w, _ = site.solve(shared["centers"][s])
         return mine, {"s": s, "w": w}
 
-    @job(r=MIXTURE, first=MODEL)
+    @job(r=MIXTURE, first=STEP)
     def weigh(self, site: Site, mine: ClientState, shared: Reply) -> tuple[ClientState, Reply]:
         """Train from every center on a part of the points, and weigh the centers by the loss of the others."""
         c = shared["centers"].expand(len(site), -1, -1)

@@ -29,9 +29,15 @@ class Kind(enum.Enum):
     CHOICE = "the number of a center"
     COUNTS = "numbers of points for each center"
     NUMBER = "anything else"
+    STEP = "how far models are from a center, weighted: parameters along the last axis"
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether a row is as long as models are, once or several times."""
+        return self in (Kind.MODEL, Kind.STEP)
 
 
-MODEL, MIXTURE, CHOICE, COUNTS, NUMBER = Kind
+MODEL, MIXTURE, CHOICE, COUNTS, NUMBER, STEP = Kind
 
 
 class Rows(Protocol):

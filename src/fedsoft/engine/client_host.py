@@ -187,7 +187,7 @@ class ClientHost:
         if not self.model.local_statistics:
             return reply
         none = self.training.model.layout.size - self.model.statistics
-        hidden = {name: value.clone() for name, value in reply.items() if kinds[name] is Kind.MODEL}
+        hidden = {name: value.clone() for name, value in reply.items() if kinds[name].has_parameters}
         for value in hidden.values():
             value[..., none:] = 0
         return reply | hidden

@@ -32,13 +32,15 @@ class Facts:
 
     Arguments:
         refused: rows that are not accepted, and why.
-        norms: of every model, `[m]` each.
+        norms: of every model, and of how far models are from a center, `[m]` each.
+        steps: names of the latter.
         clusters: the cluster that each client says it is of, `[m]`, where it says so.
     """
 
     refused: Mapping[int, Refusal] = field(default_factory=dict)
     norms: Mapping[str, np.ndarray] = field(default_factory=dict)
     clusters: np.ndarray | None = None
+    steps: frozenset[str] = frozenset()
 
     @staticmethod
     def join(parts: Sequence[tuple[int, Facts]]) -> Facts:
@@ -52,7 +54,8 @@ class Facts:
             return Facts(refused)
         norms = {name: np.concatenate([facts.norms[name] for facts in found]) for name in found[0].norms}
         known = [facts.clusters for facts in found if facts.clusters is not None]
-        return Facts(refused, norms, np.concatenate(known) if len(known) == len(found) else None)
+        clusters = np.concatenate(known) if len(known) == len(found) else None
+        return Facts(refused, norms, clusters, found[0].steps)
 
     @property
     def bytes(self) -> int:
@@ -68,7 +71,8 @@ class Guards:
     Arguments:
         size: parameters of the model.
         norm: how many times the median norm it may have, among clients of the same cluster where that is known; 0 for
-            any. Sums over points grow with their number: the norm for each point must be too large as well.
+            any. Sums over points grow with their number: the norm for each point must be too large as well. Distances
+            of models from a center differ more than models do: they may have the square of it times the median.
         smallest_share: of a mixture, by which its sum may be above 1.
     """
 
@@ -106,12 +110,13 @@ class Guards:
                 refuse(off, f"the counts '{name}' are negative, or sum to more than the number of its points")
             elif kind is Kind.CHOICE and centers is not None:
                 refuse(((flat < 0) | (flat >= centers)).any(1), f"'{name}' names a center that does not exist")
-        return Facts(refused, self._norms(reply, kinds), _clusters(reply, kinds) if self.norm else None)
+        steps = frozenset(name for name in reply if kinds[name] is Kind.STEP)
+        return Facts(refused, self._norms(reply, kinds), _clusters(reply, kinds) if self.norm else None, steps)
 
     def _norms(self, reply: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> dict[str, np.ndarray]:
         if not self.norm:
             return {}
-        models = {name: value for name, value in reply.items() if kinds[name] is Kind.MODEL}
+        models = {name: value for name, value in reply.items() if kinds[name].has_parameters}
         norms = {name: torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=torch.float64) for name, v in models.items()}
         return {name: norm.cpu().numpy() for name, norm in norms.items()}
 
@@ -121,10 +126,12 @@ class Guards:
         clusters = known if facts.clusters is None else facts.clusters
         for name, norms in facts.norms.items():
             accepted = np.array([row not in facts.refused for row in range(len(norms))], dtype=bool)
-            each = norms if n is None else norms / np.maximum(n, 1)
+            each, most = norms if n is None else norms / np.maximum(n, 1), self.norm
+            if name in facts.steps:
+                most = max(self.norm, self.norm**2)
             for members, whose in _groups(accepted, clusters):
                 middle, usual = _middle(norms[members]), _middle(each[members])
-                far = (norms > self.norm * middle) & (each > self.norm * usual) & members
+                far = (norms > most * middle) & (each > most * usual) & members
                 for row in np.flatnonzero(far) if middle > 0 else ():
                     text = f"the norm of '{name}' is {norms[row] / middle:.1f} times the median{whose}"
                     found.setdefault(int(row), Refusal(Reason.NORM, text))

@@ -72,5 +72,5 @@ def reference(w: Tensor, sent: Reply) -> Tensor:
 
 def stretched(reply: Reply, sent: Reply, kinds: Kinds, factor: float) -> Reply:
     """Return the reply with every model at `c + factor (w - c)`, c being what it is an update of."""
-    models = {name: value for name, value in reply.items() if kinds[name] is Kind.MODEL}
+    models = {name: value for name, value in reply.items() if kinds[name].has_parameters}
     return reply | {name: w + (factor - 1) * (w - reference(w, sent)) for name, w in models.items()}

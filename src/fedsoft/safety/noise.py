@@ -62,12 +62,13 @@ class ClientNoise:
 
     def reply(self, reply: Reply, shared: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> Reply:
         """Return a reply with noise on its models; raise for entries without noise."""
-        if other := sorted(name for name in reply if kinds[name] not in (Kind.MODEL, Kind.MIXTURE)):
+        noisy = [name for name in reply if kinds[name].has_parameters or kinds[name] is Kind.MIXTURE]
+        if other := sorted(set(reply) - set(noisy)):
             raise InputError(
                 f"privacy.update_noise = {self.privacy.update_noise} is not allowed here: clients also send {other}, "
                 "which have no noise"
             )
-        models = [name for name in reply if kinds[name] is Kind.MODEL]
+        models = [name for name in reply if kinds[name].has_parameters]
         if not models:
             return reply
         if len(models) > 1:
@@ -175,7 +176,7 @@ class HiddenAnswer(Answer):
 
 def hidden(answer: Answer, hide: Callable[[Rows], HiddenRows], size: int, kinds: Mapping[str, Kind]) -> Answer:
     """Return the answer with models (of `size` parameters) that can only be seen as noisy means."""
-    names = [name for name, kind in kinds.items() if kind is Kind.MODEL]
+    names = [name for name, kind in kinds.items() if kind.has_parameters]
     models = {name: hide(answer.values[name] if name in answer else _Nobody(size)) for name in names}
     seen = {name: models.get(name, rows) for name, rows in answer.values.items()}
     return HiddenAnswer(answer.ids, seen, models)

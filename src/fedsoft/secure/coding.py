@@ -162,4 +162,4 @@ def weights_coding(clients: int, seed: int = 0) -> Coding:
 
 def coding_of(kind: Kind) -> Coding:
     """Return how an entry of a reply is coded as long as nothing is known of its size."""
-    return MODELS if kind is Kind.MODEL else NUMBERS
+    return MODELS if kind.has_parameters else NUMBERS

@@ -132,7 +132,7 @@ class Reaches:
         if kind is Kind.MIXTURE:
             return weights_coding(clients, seed)
         wide = coding_of(kind)
-        if (kind is not Kind.MODEL and size <= SHORT) or (kind is Kind.MODEL and wide.bits * sums <= BUDGET):
+        if wide.bits * sums <= BUDGET if kind.has_parameters else size <= SHORT:
             return wide
         if entry not in self.known:
             return replace(wide, levels=LEVELS)

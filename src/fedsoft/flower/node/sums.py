@@ -236,7 +236,7 @@ class NodeSums:
         size = kept.replies[asked.entry][0].numel()
         own = bool(asked.by)
         found = Mechanism(privacy.clip, privacy.noise, asked.count, size, asked.coded.clients, own)
-        if kept.kinds[asked.entry] is not Kind.MODEL or around is None:
+        if not kept.kinds[asked.entry].has_parameters or around is None:
             raise InputError(f"privacy.clip: '{asked.entry}' has no noise, and is not summed")
         if asked.coded.coding() != found.coding():
             raise InputError("privacy.clip: numbers should be coded as its noise asks for")
