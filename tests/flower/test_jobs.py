@@ -12,8 +12,8 @@ CENTERS = torch.zeros(2, 3)
 
 
 def test_a_mark_names_all_that_is_sent() -> None:
-    about = ("train", 1, {"centers": CENTERS})
-    others = [
+    about: tuple[str, int, dict[str, torch.Tensor]] = ("train", 1, {"centers": CENTERS})
+    others: list[tuple[str, int, dict[str, torch.Tensor]]] = [
         ("estimate", *about[1:]), ("train", 2, about[2]), ("train", 1, {"centers": CENTERS + 1e-7}),
         ("train", 1, {"centers": CENTERS.double()}), ("train", 1, {"centers": CENTERS.view(3, 2)}),
         ("train", 1, {"w": CENTERS}), ("train", 1, {}),

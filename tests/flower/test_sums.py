@@ -568,8 +568,8 @@ def test_a_server_that_lies_may_repeat_a_round_with_a_node_less(tmp_path: Path) 
     n = torch.tensor(server.told.points, dtype=torch.float64)
     whole = MODELS.decoded(server.opened(Weighing(MODELS, server.weights))[0])
     own, seen = _replies(transport.quiet[4])["w"], marks([asked for _, asked, _ in transport.sent])
+    sent = {name: value * (1 + 1e-6) for name, value in jobs[0].tensors.items()}  # the same for all nodes
     for number, asked in enumerate(jobs, 1):
-        sent = {name: value * (1 + 1e-6) for name, value in asked.tensors.items()}
         transport.quiet[number].answer(WireMessage(asked.head | {"ask": 5, "past": seen}, sent))
     server.past = Past.of([*seen, mark_of_job("train", 0, WireMessage({}, sent).under("shared/"))])
     server.request = server.request.model_copy(update={"ask": 5})
