@@ -65,6 +65,16 @@ def test_a_run_of_a_comparison_is_the_run_that_fit_makes() -> None:
         assert row["personal_held_out"] == scores.personal_held_out.mean
 
 
+def test_centers_that_have_no_sources_to_part_have_not_failed() -> None:
+    """Each of two centers learns from a part of the clients, and is worse than one model for all, as it must be."""
+    fed = fs.datasets.synthetic(clients=6, points=(10, 12), test_points=200, S=1, partition="random", seed=0)
+    options = {"rounds": 30, "seeds": [0, 1], "solver": fs.SGD(lr=0.05, epochs=2), "options": QUIET}
+    found = fs.compare(["fedavg", "ifca(S=2)"], fed, fs.models.linear(), **options)
+    one, two = (row["best_center_0"] for row in found.rows() if row["seed"] == 0)
+    assert two > one
+    assert "failed" not in str(found)
+
+
 def test_results_are_tables_rows_csv_and_a_figure(tmp_path: Path) -> None:
     found = small(["fedsoft(S=2)", fs.Local()])
     assert "fedsoft(S=2)" in str(found)

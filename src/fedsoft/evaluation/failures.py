@@ -31,7 +31,7 @@ class RunEnd:
     Arguments:
         diverged: whether there are no numbers.
         centers: error of the best centers, mean over sources.
-        several: whether the method has more than one center, under this seed or another one.
+        several: whether there are several sources, and the method has several centers, under this seed or another one.
         personal: error of personal models on held-out points.
         oracle: error of models trained on separated sources, or the noise floor.
         one_model: error of the centers of one model for all, with the same seed.

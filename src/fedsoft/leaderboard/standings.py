@@ -63,7 +63,7 @@ class Standings:
         """Return how many runs of each method failed; see `evaluation.failures`."""
         one_model = self.values(ONE_MODEL, _centers) if ONE_MODEL in self.cells else {}
         return {
-            name: sum(failed([self._end(run, several(cell), one_model) for run in cell.runs]))
+            name: sum(failed([self._end(run, self.data.sources > 1 and several(cell), one_model) for run in cell.runs]))
             for name, cell in self.cells.items()
         }
 

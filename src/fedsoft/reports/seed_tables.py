@@ -97,7 +97,8 @@ def failures_of(groups: Sequence[Group], rows: Sequence[Measured]) -> dict[str, 
 
 def _ends(group: Group, row: Measured, one_model: Mapping[int, float]) -> list[RunEnd]:
     higher, found = group.first.scores.higher_is_better, []
-    several = any(len(run.scores.centers or []) > 1 for run in group.runs)  # some runs may have failed to part them
+    # Some runs may have failed to part centers. Where there is one source, there is nothing to part.
+    several = any(len(c) > 1 and len(c[0]) > 1 for run in group.runs if (c := run.scores.centers))
 
     def error(value: float | None) -> float | None:
         return None if value is None else 1 - value if higher else value
