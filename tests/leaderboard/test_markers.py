@@ -35,12 +35,12 @@ def test_a_run_that_never_parts_the_centers_of_its_method_has_failed(tmp_path: P
     cells = {"cfl/work": Cell(label="cfl", runs=runs), "fedavg/work": Cell(label="fedavg", runs=one)}
     draws = {i: Draw(seed=i, work=9, bytes=9, oracle=1.0) for i in range(len(ends))}
     board = Board(tmp_path)
-    board.write(FederationData(name="one", base="b", metric="mse", draws=draws, cells=cells))
+    board.write(FederationData(name="one", base="b", metric="mse", sources=2, draws=draws, cells=cells))
     written = Renderer(board).text("<!-- board: table one methods=cfl,fedavg columns=failed --><!-- /board -->")
     assert "| cfl | 1 of 4 |" in written
     assert "| fedavg | 0 of 4 |" in written  # one model for all is what it is
     half = {"cfl/work": Cell(label="cfl", runs=runs[:2])}
-    board.write(FederationData(name="one", base="b", metric="mse", draws=draws, cells=half))
+    board.write(FederationData(name="one", base="b", metric="mse", sources=2, draws=draws, cells=half))
     assert ">2.05 (2 of 4 seeds)<" in Renderer(board).text("<!-- board: one/cfl centers --><!-- /board -->")
 
 
