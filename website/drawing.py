@@ -9,7 +9,7 @@ from website.watching import Step, Watched, when
 LEFT, RIGHT, WIDTH = 110, 530, 640  # of the two lines of life
 KINDS = {
     "model": "model", "mixture": "shares of the centers", "choice": "number of a center",
-    "counts": "numbers of points", "number": "",
+    "counts": "numbers of points", "number": "", "step": "distance from the centers",
 }  # fmt: skip
 
 

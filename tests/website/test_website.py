@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from website.check import check
-from website.drawing import drawing
+from website.drawing import KINDS, drawing
 from website.watching import watch, when
 
 from fedsoft import plugins
+from fedsoft.core.replies import Kind
 from website import commands, errors_page, gather, nav, notebooks, settings_page
 
 PAGE = """<!-- executed -->
@@ -167,3 +168,7 @@ def test_bars_that_move_are_no_text_on_a_page() -> None:
     bar = {"text/html": "<progress>", "text/plain": "<IPython.core.display.HTML object>"}
     outputs = [v4.new_output("display_data", data=bar), v4.new_output("execute_result", data={"text/plain": "0.5"})]
     assert notebooks.printed(outputs) == "0.5"
+
+
+def test_every_kind_of_a_reply_has_words() -> None:
+    assert set(KINDS) == {kind.name.lower() for kind in Kind}
